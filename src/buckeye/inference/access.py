@@ -28,7 +28,7 @@ PUBLIC_ROUTES = (
 
 
 def client_line(config: InferenceConfig, rules: AccessRules) -> str:
-    """Return a shell line that points OpenAI clients to this server. It does not contain the key."""
+    """Return a shell line that sets the URL and key for OpenAI clients. The line does not show the key."""
     variable, port = config.server.api_key_var, config.server.port
     if rules.key is None:
         key = "none"
@@ -40,14 +40,14 @@ def client_line(config: InferenceConfig, rules: AccessRules) -> str:
 
 
 def local_url(host: str, port: int) -> str:
-    """Return a URL at which this machine reaches a server that listens on `host`."""
+    """Return the URL of a server that listens on `host`, for clients on this machine."""
     if host in ("0.0.0.0", "::"):  # noqa: S104, compared only
         host = "127.0.0.1"
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def short_model_name(model: str) -> str:
-    """Return the short name for requests: the last part of a path, or a hub name unchanged."""
+    """Return the last part of an absolute path, or a hub name unchanged. Requests may use this name."""
     return Path(model).name if Path(model).is_absolute() else model
 
 
@@ -55,11 +55,11 @@ def short_model_name(model: str) -> str:
 def access_rules(config: InferenceConfig) -> Iterator[AccessRules]:
     """Yield the access rules of the server.
 
-    Its key is in the configured environment variable, or else generated for this start and stored where local
-    clients find it.
+    The key comes from the environment variable `inference.server.api_key_var`. If the variable is not set, a
+    new key is generated and stored in a file that local clients read. With `no_key` the server has no key.
 
-    Raise `UsageError` if the address is reachable from other machines and no key is set, or if a key is set
-    together with `no_key`.
+    Raise `UsageError` if the address is reachable from other machines and the variable is not set, or if the
+    variable is set together with `no_key`.
     """
     server = config.server
     host = server.host or "127.0.0.1"

@@ -1,4 +1,4 @@
-"""Requests for tokens and their results."""
+"""Sampling settings and sampled tokens, as the client and the servers exchange them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Literal
 import httpx
 
 FinishReason = Literal["stop", "length", "abort"]
-"""Reason for the end of a sequence: a stop token, a limit, or an abort by the server."""
+"""Reason for the end of a sequence: a stop token or string, a token limit, or an abort by the server."""
 _MAX_SHOWN_CHARACTERS = 500
 
 
@@ -17,9 +17,9 @@ _MAX_SHOWN_CHARACTERS = 500
 class SamplingParams:
     """Sampling settings of one sequence.
 
-    `temperature` 0 is greedy. `top_p` 1 and `top_k` -1 keep the whole vocabulary. No stop token is sampled
-    before `min_tokens` tokens. The sampled tokens depend only on `seed`, the position and the distribution.
-    For every position the `top_logprobs` most likely tokens are returned too.
+    `temperature` 0 selects the most likely token. `top_p` 1 and `top_k` -1 keep the whole vocabulary. No stop
+    token is sampled before `min_tokens` tokens. A sampled token depends only on `seed`, its position and the
+    distribution. `top_logprobs` requests the n most likely tokens of every position.
     """
 
     max_tokens: int
@@ -34,10 +34,11 @@ class SamplingParams:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Generation:
-    """Sampled sequence, as three aligned lists with one entry per token, stop token included.
+    """Sampled tokens of one sequence. The three lists have one entry per token, stop token included.
 
-    `logprobs` refer to the sampling distribution, after temperature, top-p and top-k. At temperature 0 they
-    refer to the model's distribution. `versions` are policy versions.
+    `logprobs` are log-probs under the sampling distribution, after temperature, top-p and top-k. At
+    temperature 0 they are log-probs under the model's distribution. `versions` has the policy version that
+    sampled each token.
     """
 
     token_ids: list[int]
@@ -54,9 +55,9 @@ def sampling_fields(params: SamplingParams) -> dict[str, Any]:
 
 
 def parse_generation(choice: dict[str, Any]) -> Generation:
-    """Convert a choice of either route to a `Generation`.
+    """Convert a choice of /v1/completions or /inference/v1/generate to a `Generation`.
 
-    Raise `KeyError`, `TypeError` or `ValueError` if it is malformed.
+    Raise `KeyError`, `TypeError` or `ValueError` if the choice is malformed.
     """
     token_ids, logprobs = choice["token_ids"], choice["logprobs"]
     values = (
@@ -66,7 +67,7 @@ def parse_generation(choice: dict[str, Any]) -> Generation:
     )
     versions: list[int] = []
     for span in choice["weight_versions"]:
-        # vLLM names its initial weights `default`
+        # vLLM reports its initial weights as version `default`
         version = 0 if span["version"] == "default" else int(span["version"])
         versions += [version] * (span["end"] - span["start"])
     if not len(token_ids) == len(values) == len(versions):

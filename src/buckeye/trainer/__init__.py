@@ -1,7 +1,7 @@
-"""Training: batches become gradients, weights and checkpoints. Imports no environments and no HTTP."""
+"""Trainer: computes gradients from batches, and writes weights and checkpoints. It uses no HTTP."""
 
 import logging
 
-# bitsandbytes, if installed, is imported by other packages. On a CPU it warns about 4-bit kernels, which
-# Buckeye does not use.
+# Other packages import bitsandbytes if it is installed. On a CPU, bitsandbytes then warns that 4-bit kernels
+# are missing. Hide this warning, because Buckeye does not use these kernels.
 logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)

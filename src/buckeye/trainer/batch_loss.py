@@ -1,7 +1,7 @@
-"""Gradient of a batch, accumulated over micro-batches.
+"""Gradient of a batch, accumulated over micro-batches and ranks.
 
-Samples run through the policy and, with `trainer.loss.kl_coef`, through a frozen reference model. The
-statistics of the step are recorded on the way.
+Samples run through the policy and, with `trainer.loss.kl_coef`, through a frozen reference model. This module
+also computes the statistics of the step.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ from buckeye.transport.batches import Batch, Sample
 logger = logging.getLogger(__name__)
 
 _PROBED_SAMPLES = 8
-_OUT_OF_MEMORY = "out of memory"  # key in the sums of a step: the number of ranks that ran out of memory
+_OUT_OF_MEMORY = "out of memory"  # key of the number of ranks that ran out of memory
 
 ReferenceLogprobs = Callable[[PackedMicroBatch, Tensor], Tensor]
-"""Function `(row, temperatures [N])` -> log-probs [N] of the row's targets under the reference model,
-detached.
+"""Function that returns the log-probs [N] of a row's targets under the reference model, without gradient. Its
+arguments are the row, and the temperature [N] of each target.
 """
 
 
 class BatchLoss:
-    """Accumulation of the gradient of batches on a learner's policy."""
+    """Loss and gradient of batches on the policy of a learner."""
 
     def __init__(self, config: TrainerConfig, learner: Learner, reference: ReferenceLogprobs | None) -> None:
         self._config = config
@@ -59,15 +59,15 @@ class BatchLoss:
         self._reference = reference
         self._names = statistic_names(config.loss)
         self.logprobs: dict[int, Tensor] = {}
-        """Log-probs f32[trained tokens] of each sample of the last batch that this rank computed, by sample
-        index.
+        """By sample index: log-probs f32[trained tokens] of the samples of the last batch that this rank
+        computed.
         """
 
     def backward(self, batch: Batch, samples: Sequence[Sample]) -> dict[str, float]:
-        """Add this rank's share of the batch's gradient. Return the values to record, over all ranks.
+        """Add the gradient of this rank's part of the batch. Return the metrics of the step over all ranks.
 
-        `samples` are the samples of the batch that go through the model. The loss is divided by the count of
-        all samples of the batch.
+        `samples` are the samples of the batch that run through the model. The loss is a mean over all samples
+        of the batch (`divisor`).
         """
         loss = self._config.loss
         trained = [int(s.loss_mask.sum()) for s in batch.samples]
@@ -94,11 +94,11 @@ class BatchLoss:
         }
 
     def measure_change(self, batch: Batch, samples: Sequence[Sample]) -> dict[str, float]:
-        """Return how an update changed the policy, from a few of the samples passed to `backward`.
+        """Return metrics of the change of the policy in an update, from a few samples.
 
+        All ranks must call this method. `samples` are those passed to `backward` before the update.
         `update/logprob_change` is the root mean square of the changes d of the tokens' log-probs, in nats.
-        `update/agreement` is their cosine with the advantages A: sum(A d) / sqrt(sum(A^2) sum(d^2)). All
-        ranks must call it.
+        `update/agreement` is the cosine between d and the advantages A: sum(A d) / sqrt(sum(A^2) sum(d^2)).
         """
         before = np.split(self.gather_logprobs(samples), np.cumsum([int(s.loss_mask.sum()) for s in samples]))
         chosen = [i for i, sample in enumerate(samples) if has_advantage(sample)]
@@ -127,8 +127,8 @@ class BatchLoss:
     def gather_logprobs(self, samples: Sequence[Sample]) -> npt.NDArray[np.float32]:
         """Return the log-probs f32[M] of the M trained tokens of the samples passed to `backward`.
 
-        The log-probs are in the order of the samples; NaN for a token that no rank computed. All ranks must
-        call it.
+        The log-probs are in the order of the samples. A token that no rank computed has NaN. All ranks must
+        call this method.
         """
         counts = [int(sample.loss_mask.sum()) for sample in samples]
         local = torch.full((sum(counts),), math.nan)
@@ -155,24 +155,27 @@ def run_micro_batches(
     work: Callable[[Sequence[int]], Mapping[str, float]],
     names: Sequence[str],
 ) -> dict[str, float]:
-    """Pack samples and call `work(indices of a bin)` for each bin of this rank.
+    """Pack samples into bins, and call `work` with the sample indices of each bin of this rank.
 
-    Return the sums of the results under `names`, over all calls on all ranks.
+    `work` returns a value for each of the `names`. Return the sums of these values over all bins of all
+    ranks.
 
-    If the model is sharded, a rank with fewer bins runs empty rows instead, without calling `work`. When
-    memory runs out, all ranks clear the gradient and start again with smaller bins; raise `RunError` if that
-    is impossible.
+    All ranks of a sharded model must run equally many forward passes. So a rank with fewer bins runs empty
+    rows, without calling `work`. When memory runs out, all ranks clear the gradient and start again with
+    smaller bins. Raise `RunError` if bins cannot be smaller, or if the model is sharded.
     """
     size, device = learner.micro_batch_size, learner.policy.device
     longest = max(map(len, token_ids), default=0)
     while True:
-        rank_share = -(-sum(map(len, token_ids)) // learner.ranks.dp_size)  # gives every rank a row
+        # with bins of at most this many tokens, every rank has a bin
+        rank_share = -(-sum(map(len, token_ids)) // learner.ranks.dp_size)
         capacity = min(size.capacity(longest), max(rank_share, longest))
         bins = plan_bins(token_ids, capacity, pair_cost=learner.policy.pair_cost)
         largest = max((b.tokens for b in bins), default=0)
         sums = _run_bins(learner, bins, work, names)
         if sums[_OUT_OF_MEMORY] and learner.ranks.mesh is not None:
-            size.halve(largest, longest, device=device)  # raises `RunError`: sharded ranks cannot retry alone
+            # Raises `RunError`, because a rank of a sharded model cannot retry without the other ranks.
+            size.halve(largest, longest, device=device)
         sums = learner.ranks.sum(sums)
         if not sums.pop(_OUT_OF_MEMORY):
             break
@@ -184,10 +187,10 @@ def run_micro_batches(
 
 
 def samples_to_train(batch: Batch, config: LossConfig) -> list[Sample]:
-    """Return the samples that can move the weights.
+    """Return the samples that have a gradient.
 
-    A sample without advantage has no gradient, unless the loss has another term. Leaving such a sample out
-    saves its forward pass. The statistics of the step always cover only the samples with an advantage.
+    A sample with only zero advantages has no gradient, unless the loss has a KL or entropy term or is custom.
+    Omitting the sample saves its forward pass. Statistics always include only samples with an advantage.
     """
     is_needed = (lambda s: bool(s.loss_mask.any())) if needs_every_sample(config) else has_advantage
     return [s for s in batch.samples if is_needed(s)]
@@ -199,10 +202,10 @@ def has_advantage(sample: Sample) -> bool:
 
 
 def staleness(batch: Batch) -> dict[str, float]:
-    """Return the staleness of the batch: how many versions behind this step the sampling policies were.
+    """Return mean, maximum and distribution of the staleness of the trained tokens of a batch.
 
-    Counts the trained tokens of samples with an advantage: mean, maximum, and the share of tokens of each
-    age.
+    The staleness of a token is the step minus the version of the weights that sampled the token. Only samples
+    with an advantage count.
     """
     trained = [s.versions[s.loss_mask] for s in batch.samples if has_advantage(s)]
     versions = np.concatenate(trained or [np.zeros(0, np.int32)])
@@ -222,9 +225,10 @@ def staleness(batch: Batch) -> dict[str, float]:
 def load_reference(config: TrainerConfig, learner: Learner) -> ReferenceLogprobs | None:
     """Return the reference model that the loss needs, or None without `kl_coef`.
 
-    The reference model is sharded like the policy. A run that trains an adapter on the reference model needs
-    no second copy of it, unless the run started from an adapter: that adapter is part of the reference. Raise
-    `UsageError` if the vocabularies differ.
+    The reference model is sharded like the policy. If the run trains a new adapter on the reference model,
+    the reference model is the policy without this adapter, and no second model is loaded. If the run started
+    from an adapter, the reference model is a second model with this adapter. Raise `UsageError` if the
+    vocabularies differ.
     """
     model, name = config.model, config.loss.reference_model
     if not config.loss.kl_coef:
@@ -244,7 +248,7 @@ def _run_bins(
     work: Callable[[Sequence[int]], Mapping[str, float]],
     names: Sequence[str],
 ) -> dict[str, float]:
-    """Run this rank's bins for `run_micro_batches`. Set the `_OUT_OF_MEMORY` sum to 1 if memory ran out."""
+    """Call `work` for each bin of this rank, and sum the results. `_OUT_OF_MEMORY` is 1 if memory ran out."""
     shares = distribute([b.cost for b in bins], learner.ranks.dp_size)
     rank_bins = shares[learner.ranks.dp_rank]
     logger.debug(
@@ -274,7 +278,7 @@ def _run_bins(
 
 
 def _run_empty_pass(learner: Learner) -> None:
-    """Join the other ranks' forward and backward pass with a gradient of zero."""
+    """Run a forward and a backward pass with a gradient of zero, because the other ranks run one too."""
     row = pack_micro_batch([np.zeros(1, np.int32)], [np.zeros(1, np.bool_)], learner.policy.device)
     temperatures = torch.ones(0, device=learner.policy.device)
     for reference_forward in learner.reference_forwards:
@@ -309,7 +313,7 @@ def _loss_inputs(
 
 
 def _reference_without_adapter(learner: Learner) -> ReferenceLogprobs:
-    from buckeye.trainer.model.lora import without_adapter  # importing takes seconds
+    from buckeye.trainer.model.lora import without_adapter  # the import takes seconds
 
     policy = learner.policy
 

@@ -1,4 +1,4 @@
-"""Reception of batches: all ranks wait for the next batch together."""
+"""Receiver of batches: rank 0 reads the next batch, and broadcasts it to all ranks of the trainer."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _MAX_DAMAGED = 3
 
 
 class _PollResult(IntEnum):
-    """Result of a poll. If ranks have different results, the largest applies."""
+    """Result of a poll. If the results of the ranks differ, all ranks use the largest."""
 
     WAIT = 0
     READY = 1
@@ -43,7 +43,7 @@ class _PollResult(IntEnum):
 class _Wait:
     """State of the wait for one batch.
 
-    `damaged` has the times at which the batch was found damaged (monotonic clock, like `deadline`).
+    `damaged` has the times at which a damaged batch was found. All times are on the monotonic clock.
     """
 
     step: int
@@ -53,9 +53,10 @@ class _Wait:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BatchReceiver:
-    """Reader of the batch directory. Rank 0 polls; all ranks end a wait together, with one result.
+    """Receiver of batches from the directory `root`. Rank 0 reads, and all ranks get equal results.
 
-    A damaged batch is moved to `skipped`; the orchestrator notices that it is missing and writes it again.
+    A damaged batch is moved to `skipped`. The orchestrator detects that the batch is missing, and writes it
+    again.
     """
 
     root: Path
@@ -68,7 +69,8 @@ class BatchReceiver:
     def next_batch(self, step: int) -> Batch | None:
         """Return the batch of `step`, or None if any rank received a stop request.
 
-        Raise `TransportError` if no batch arrives within `timeout_seconds`, or if it stays damaged.
+        Raise `TransportError` if the batch does not arrive within `timeout_seconds`, or is damaged three
+        times.
         """
         logger.info("Waiting for training batch to arrive")
         heartbeat.report(f"batch {step}", on="orchestrator")
@@ -98,7 +100,7 @@ class BatchReceiver:
                 )
 
     def _poll(self, wait: _Wait) -> tuple[_PollResult, Batch | None, TransportError | None]:
-        """Poll for the batch for up to one second. Ranks other than rank 0 only report stop requests."""
+        """Poll for the batch for up to one second. Ranks other than rank 0 only check for a stop request."""
         until = time.monotonic() + _AGREE_SECONDS
         while True:
             if self.stop.requested:
@@ -118,7 +120,7 @@ class BatchReceiver:
             time.sleep(_POLL_SECONDS)
 
     def _read(self, wait: _Wait) -> Batch | None:
-        """Return the batch, or None if it is missing. Move a damaged batch aside and expect a new one."""
+        """Return the batch, or None if it is missing. Move a damaged batch to `skipped` and return None."""
         try:
             batch = read_batch(self.root, wait.step, identity=self.identity)
         except TransportError as error:
@@ -145,7 +147,7 @@ class BatchReceiver:
         )
 
     def _share_batch(self, batch: Batch | None, step: int) -> Batch:
-        """Return rank 0's batch on all ranks. Only rank 0 has the orchestrator's state."""
+        """Return the batch of rank 0 on all ranks. On other ranks, its `orchestrator_state` is empty."""
         if self.ranks.world_size == 1 and batch is not None:
             return batch
         data = self.ranks.broadcast(None if batch is None else pack_samples(batch.samples))

@@ -1,7 +1,4 @@
-"""State shared by reinforcement learning and supervised fine-tuning.
-
-It has the policy, optimizer, progress and throughput.
-"""
+"""Training state that RL and SFT share: policy, optimizer, learning-rate schedule and progress."""
 
 from __future__ import annotations
 
@@ -31,7 +28,7 @@ from buckeye.trainer.parallel.ranks import Ranks
 
 logger = logging.getLogger(__name__)
 
-# Dense bfloat16 FLOP/s without sparsity, from the vendors' data sheets, by a substring of the device's name.
+# Peak bfloat16 FLOP/s without sparsity, from the data sheets of the vendors, by a part of the device's name.
 _PEAK_FLOPS = {
     "B200": 2250e12,
     "H200": 989e12,
@@ -49,10 +46,10 @@ _PEAK_FLOPS = {
 class TrainingProgress:
     """Counters of training progress.
 
-    `step` counts the optimizer steps done, `schedule_step` those of the learning-rate schedule.
-    `data_position` counts the samples taken from the data set since its start. `tokens` and `samples` count
-    those seen. `skipped` counts the steps skipped for a non-finite loss or gradient, `empty` the steps with a
-    gradient of 0.
+    `step` is the number of completed optimizer steps, and `schedule_step` the position in the learning-rate
+    schedule. `data_position` is the position in the data set. `tokens` and `samples` count the tokens and
+    samples of all steps. `skipped` counts the steps that were skipped because loss or gradient was not
+    finite. `empty` counts the steps with a gradient of 0.
     """
 
     step: int = 0
@@ -65,10 +62,10 @@ class TrainingProgress:
 
 
 class Learner:
-    """Policy with its optimizer, schedule and progress.
+    """Policy with its optimizer, learning-rate schedule and progress.
 
-    Converts accumulated gradients (`buckeye.trainer.batch_loss`) into optimizer steps.
-    `buckeye.trainer.output.state` saves and restores it.
+    `buckeye.trainer.batch_loss` accumulates the gradient of a step, and `update` applies the gradient.
+    `buckeye.trainer.output.state` saves and restores a learner.
     """
 
     def __init__(
@@ -95,19 +92,18 @@ class Learner:
         self.work = Work()
         """Work of all ranks since the last call of `throughput`."""
         self.reference_forwards: list[Callable[[PackedMicroBatch, torch.Tensor], torch.Tensor]] = []
-        """Forward passes `(row, temperatures [N])` of other sharded models. Like the policy, they also run on
-        empty rows.
+        """Forward passes of the reference model, `(row, temperatures [N])`. If it is sharded, ranks with
+        fewer rows run it on empty rows.
         """
 
     def update(self, loss: float, *, tokens: int, samples: int) -> dict[str, float]:
-        """Sum the gradients over the ranks, clip them, step the optimizer and clear them.
+        """Sum the gradient over the ranks, clip it, run the optimizer, and clear the gradient.
 
-        Return the values for the step's record.
+        `loss` is the loss of the whole batch over all ranks. Return the metrics of the update.
 
-        `loss` is the loss of the whole batch, over all ranks. If the loss or the gradient norm is not finite,
-        or the gradient is 0, the weights and the optimizer stay unchanged: otherwise momentum and weight
-        decay would move the weights although the batch has no learning signal. The step still counts, as
-        skipped or as empty.
+        If the loss or the gradient norm is not finite, the step is skipped. If the gradient is 0, the step is
+        empty. In both cases the weights and the optimizer stay unchanged, because momentum and weight decay
+        must not move the weights without a learning signal. The step number still increases.
         """
         parameters = self.policy.trainable
         sum_gradients(parameters, self.ranks, dtype=self.reduce_dtype)
@@ -153,16 +149,17 @@ class Learner:
         }
 
     def clear_gradients(self) -> None:
-        """Drop all accumulated gradients."""
+        """Set the gradients of all parameters to None."""
         for parameter in self.policy.trainable.values():
             parameter.grad = None
 
     def throughput(self, tokens: int, seconds: float) -> dict[str, float]:
         """Return the throughput since the last call.
 
-        `tokens_per_second` counts the batch's tokens. `tokens_computed` counts shared prefixes once.
-        `gflops_per_second` is over all ranks; `mfu` is the fraction of the device's peak, where the peak is
-        known. Also return the peak memory in GiB and the number of out-of-memory retries.
+        `tokens_per_second` counts all `tokens` of the batch. `tokens_computed` counts the tokens of a shared
+        prefix once. `gflops_per_second` is the sum over all ranks. `mfu` is the fraction of the peak FLOP/s
+        of the devices, if the peak is known. Also return the peak memory in GiB, and the values of
+        `MicroBatchSize`.
         """
         policy, work, self.work = self.policy, self.work, Work()
         flops = training_flops(work, policy.matrix_elements, frozen_elements=policy.frozen_matrix_elements)
@@ -179,9 +176,9 @@ class Learner:
         return values | self.micro_batch_size.values()
 
     def gather_model_tensors(self, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-        """Return `local_tensors` unsharded, as `dtype`, on rank 0, and an empty mapping on the others.
+        """Return `local_tensors` unsharded and as `dtype` on rank 0. Return {} on the other ranks.
 
-        All ranks must call it.
+        All ranks must call this method.
         """
         return gather_tensors(self.local_tensors(), keep=self.ranks.is_rank_zero, dtype=dtype)
 
@@ -196,12 +193,12 @@ class Learner:
 
 
 def drop_non_finite(values: Mapping[str, float]) -> dict[str, float]:
-    """Return the values that JSON can hold, without NaN and infinities."""
+    """Return the values without NaN and infinity, which JSON does not support."""
     return {name: value for name, value in values.items() if math.isfinite(value)}
 
 
 def format_step(step: int, values: Mapping[str, float]) -> str:
-    """Return the log line of a finished step; quantities without a value are left out."""
+    """Return the log line of a completed step, from the metrics that are in `values`."""
     formats = {
         "seconds": "Time: {:.2f}s",
         "loss": "Loss: {:.4f}",
@@ -219,10 +216,10 @@ def format_step(step: int, values: Mapping[str, float]) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Work:
-    """Work of a forward pass.
+    """Work of forward and backward passes.
 
-    `tokens` counts shared prefixes once. `cost`, in tokens, includes attention (estimated by
-    `packing.plan_bins`).
+    `tokens` counts the tokens of a shared prefix once. `cost` also includes attention, in units of a token
+    without attention. `packing.plan_bins` estimates the cost.
     """
 
     tokens: int = 0
@@ -235,10 +232,10 @@ class Work:
 def training_flops(work: Work, matrix_elements: int, *, frozen_elements: int = 0) -> float:
     """Return the floating-point operations of a forward and backward pass.
 
-    The count is 6 per token and element of the multiplied matrices (`matrix_elements`), or 4 for
-    `frozen_elements` of them, which need no gradient. Causal attention adds 12 * layers * heads * head size
-    per pair of tokens that see each other (PaLM, arXiv 2204.02311, appendix B, without the masked half of the
-    scores). `work.cost` contains attention, in units of tokens.
+    A token takes 6 operations per element of the matrices that it is multiplied with (`matrix_elements`). An
+    element without gradient (`frozen_elements`) takes 4. Causal attention takes 12 * layers * heads * head
+    size per pair of tokens (PaLM, arXiv 2204.02311, appendix B, without the masked half of the scores).
+    `work.cost` includes attention, in units of a token.
     """
     return 6.0 * matrix_elements * work.cost - 2.0 * frozen_elements * work.tokens
 

@@ -1,4 +1,4 @@
-"""Number of tokens computed at once: the configured maximum, halved after every out-of-memory error."""
+"""Number of tokens of a micro-batch: the configured maximum, halved after every out-of-memory error."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from buckeye.trainer.parallel.ranks import Ranks
 logger = logging.getLogger(__name__)
 
 MICRO_BATCH_FILE = "micro_batch.json"
-# torch has no class for these out-of-memory errors
+# torch has no exception class for these out-of-memory errors
 _OUT_OF_MEMORY_TEXTS = ("can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDA error: out of memory")
 
 
 @dataclass(slots=True)
 class MicroBatchSize:
-    """Limit of tokens per micro-batch: `tokens` is the current limit, `max_tokens` the configured one.
+    """Limit of tokens per micro-batch. `tokens` is the current limit, and `max_tokens` the configured limit.
 
-    `retries` counts the halvings of this run. `path` stores `tokens` and `retries` after
-    each halving; a restart under equal `conditions` reads them.
+    `retries` counts how often this run halved the limit. After each halving, `tokens` and `retries` are
+    written to `path`. A restarted trainer reads them if its `conditions`, such as the device, are equal.
     """
 
     max_tokens: int
@@ -44,18 +44,18 @@ class MicroBatchSize:
     def capacity(self, longest: int) -> int:
         """Return the number of tokens that a micro-batch may have.
 
-        The longest sample, of `longest` tokens, must fit, up to `max_tokens`.
+        This is at least `longest`, the length of the longest sample, but never more than `max_tokens`.
         """
         return max(self.tokens, min(longest, self.max_tokens))
 
     def halve(self, computed: int, longest: int, *, device: torch.device) -> None:
-        """Halve the limit after `computed` tokens were too many.
+        """Halve the limit after a micro-batch of `computed` tokens ran out of memory.
 
-        `longest` is the length of the longest sample. The caller can retry the step afterwards.
+        The caller can then retry the step. `longest` is the length of the longest sample. Raise
+        `FinalRunError` if the limit is already as low as `longest`.
 
-        Raise `FinalRunError` if the limit cannot be lowered. Raise `RunError` if the model is sharded: a rank
-        cannot retry alone while the others wait for it. The next attempt of the run then starts with the
-        halved limit.
+        Raise `RunError` if the model is sharded, because a rank cannot retry while the other ranks wait for
+        it. The next attempt of the run starts with the halved limit.
         """
         if computed <= longest:
             raise FinalRunError(
@@ -87,7 +87,7 @@ class MicroBatchSize:
             torch.cuda.empty_cache()
 
     def values(self) -> dict[str, float]:
-        """Return the values for a step's record."""
+        """Return the metrics for the record of a step."""
         return {"micro_batch_tokens": float(self.tokens), "oom_retries": float(self.retries)}
 
     def _write_limit(self) -> None:
@@ -96,9 +96,9 @@ class MicroBatchSize:
 
 
 def load_micro_batch_size(config: TrainerConfig | SFTConfig, ranks: Ranks) -> MicroBatchSize:
-    """Return the configured limit, or the one that an earlier attempt of the run stored.
+    """Return the configured limit, or the limit that an earlier attempt of the run stored.
 
-    All ranks must call it.
+    All ranks must call this function. Each rank gets the lowest limit of all ranks.
     """
     path = config.output_dir / MICRO_BATCH_FILE
     cuda = ranks.device.type == "cuda"
@@ -125,14 +125,14 @@ def load_micro_batch_size(config: TrainerConfig | SFTConfig, ranks: Ranks) -> Mi
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:
-    """Return True if a torch error means that GPU or main memory ran out."""
+    """Return True if torch raised this error because GPU memory or main memory ran out."""
     return isinstance(error, torch.OutOfMemoryError) or any(
         part in str(error) for part in _OUT_OF_MEMORY_TEXTS
     )
 
 
 def _read_limit(path: Path, conditions: Mapping[str, Any]) -> tuple[int, int] | None:
-    """Return (tokens, retries) of an earlier attempt, or None if not found or if its conditions differ."""
+    """Return (tokens, retries) of an earlier attempt, or None if no file exists or its conditions differ."""
     try:
         record = read_json(path)
         if record["conditions"] != conditions:

@@ -1,6 +1,6 @@
-"""Quarantine of invalid samples.
+"""Removal of invalid samples from batches.
 
-They are never trained on, never fatal, always counted, and stored in `skipped/` for inspection.
+The trainer does not train on invalid samples. It counts them, and writes them to `skipped/` for inspection.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ CAUSES = {
     "orchestrator.sampling.temperature above 0",
     "first_token": "its first token is trained, but no token predicts it",
 }
-"""Reasons for leaving a sample out, by the name under which they are counted."""
+"""Reasons why a sample is invalid, by their names in metrics."""
 
 
 def write_skipped_samples(root: Path, batch: Batch, identity: RunIdentity) -> None:
-    """Write the samples of a step that were not trained on to `<root>/step_<N>`, as a batch.
+    """Write a batch of samples that were not trained on to `<root>/step_<N>`.
 
-    Only the first few steps are kept.
+    If `root` already has ten batches, write nothing.
     """
     if _is_full(root, f"the untrained samples of step {batch.step}"):
         return
@@ -44,7 +44,7 @@ def write_skipped_samples(root: Path, batch: Batch, identity: RunIdentity) -> No
 
 
 def quarantine_batch(root: Path, damaged: Path) -> None:
-    """Move an unreadable batch to `<root>/damaged_<name>`, or delete it if enough are kept."""
+    """Move a damaged batch to `<root>/damaged_<name>`. If `root` already has ten batches, delete it."""
     target = root / f"damaged_{damaged.name}"
     if target.exists() or _is_full(root, f"the damaged batch {damaged}"):
         storage.remove_directory(damaged)
@@ -59,23 +59,23 @@ def quarantine_batch(root: Path, damaged: Path) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class ValidatedBatch:
-    """Batch without the invalid samples. `left_out` maps their index in the batch to the cause."""
+    """Batch without invalid samples. `left_out` maps the index of each invalid sample to its cause."""
 
     usable: Batch
     left_out: Mapping[int, str]
 
     @property
     def has_no_usable_samples(self) -> bool:
-        """True if the batch had samples and none is usable."""
+        """True if the batch had samples, and all of them are invalid."""
         return bool(self.left_out) and not self.usable.samples
 
     def values(self) -> dict[str, float]:
-        """Return the values for a step's record: the number of left-out samples, in total and by cause."""
+        """Return the metrics of a step: the number of invalid samples, in total and by cause."""
         counts = {f"samples_left_out/{cause}": len(indices) for cause, indices in self._by_cause().items()}
         return {"samples_left_out": len(self.left_out), **counts}
 
     def describe(self) -> str:
-        """Return the left-out samples and causes as text."""
+        """Return the indices of the invalid samples and the causes as text."""
         return "; ".join(
             f"{_format_indices(indices)} ({cause}: {CAUSES[cause]})"
             for cause, indices in self._by_cause().items()
@@ -89,7 +89,7 @@ class ValidatedBatch:
 
 
 def remove_invalid_samples(batch: Batch, *, vocab_size: int, max_age: int) -> ValidatedBatch:
-    """Remove the samples that cannot be trained on from a batch."""
+    """Return the batch without samples that have invalid values, or tokens older than `max_age` versions."""
     oldest = batch.step - max_age
     left_out = {
         index: cause

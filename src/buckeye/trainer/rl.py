@@ -1,4 +1,4 @@
-"""The trainer process of a reinforcement-learning run: batches in, weights out."""
+"""Trainer process of an RL run: it reads batches, updates the model, and publishes the weights."""
 
 from __future__ import annotations
 
@@ -49,17 +49,18 @@ logger = logging.getLogger(__name__)
 
 _MAX_UNUSABLE_BATCHES = 10
 _CHANGE_INTERVAL = 32
-"""Steps between measurements of the policy change; before it, after steps 0, 1, 3, 7, ..."""
+"""Number of steps between measurements of the policy change. The first are after steps 0, 1, 3, 7 and 15."""
 
 
 def run_trainer(config: TrainerConfig) -> bool:
     """Train until `max_steps`, or until SIGTERM or SIGINT.
 
-    Commit a checkpoint before returning. Return True if all steps are done, False if it was stopped.
+    Write a checkpoint before returning. Return True if all steps are done, False after a signal. If
+    `torchrun` has set its environment variables, this process is one rank of several.
 
-    Under `torchrun`'s variables this process is one rank of several. Raise `TransportError` if batches stop
-    arriving or stay damaged, `FinalRunError` if ten batches in a row have no usable sample, `CheckpointError`
-    if the checkpoint to resume from is missing, `UsageError` for a loss or a model that cannot be used.
+    Raise `TransportError` if no batch arrives in time, or a batch stays damaged. Raise `FinalRunError` if ten
+    batches in a row have no usable sample. Raise `CheckpointError` if the checkpoint for a resume is missing.
+    Raise `UsageError` if the loss or the model cannot be used.
     """
     stop = StopFlag().install()
     with trainer_process(config, "trainer") as ranks:
@@ -76,7 +77,7 @@ def run_trainer(config: TrainerConfig) -> bool:
 class RLTrainer:
     """Training loop of `run_trainer`.
 
-    Weights version N is the model after N steps; batch N makes version N+1.
+    Version N of the weights is the model after N steps. Step N trains batch N and makes version N + 1.
     """
 
     def __init__(
@@ -108,7 +109,7 @@ class RLTrainer:
             self.output.rounding_monitor(interval=interval) if interval is not None else None
         )
         self._orchestrator_state: Mapping[str, Any] = {}
-        self._unusable_batches = 0  # in a row
+        self._unusable_batches = 0  # number of batches in a row without a usable sample
 
     @property
     def step(self) -> int:
@@ -116,8 +117,9 @@ class RLTrainer:
         return self.learner.progress.step
 
     def run(self) -> bool:
-        """Publish the initial weights, then turn batches into weights. Return True if all steps are done."""
-        if self.ranks.is_rank_zero:  # an earlier attempt may have gone further; these steps are trained again
+        """Publish the initial weights, then train on batches. Return True if all steps are done."""
+        # An earlier process may have trained more steps than its last checkpoint. These steps are repeated.
+        if self.ranks.is_rank_zero:
             remove_trained_batches(self._trained, self.step)
         self._publish()
         heartbeat.ready()
@@ -152,7 +154,7 @@ class RLTrainer:
             self.output.checkpoint(self._orchestrator_state)
 
     def train(self, batch: Batch) -> None:
-        """Run one step: gradient, update, weights for the engines."""
+        """Run one step: compute the gradient, update the weights, and publish them."""
         step, started = self.step, time.monotonic()
         logger.info("Starting training step %d", step)
         heartbeat.report(f"trains on batch {step}")
@@ -183,15 +185,15 @@ class RLTrainer:
             **self.learner.throughput(tokens, seconds),
             **self.stopwatch.take(),
         }
-        # left-out samples have their own warning before this line
+        # `_validate` logs a warning about left-out samples before this line
         logger.log(SUCCESS, format_step(step, values))
         write_on_rank_zero(self.ranks, lambda: self.metrics.write("trainer", step, drop_non_finite(values)))
         self._release_batch(batch, samples, values)
 
     def _release_batch(self, batch: Batch, samples: Sequence[Sample], values: Mapping[str, float]) -> None:
-        """Delete a trained batch, after storing the data of `rl replay` if configured.
+        """Delete a trained batch. First archive it for `rl replay`, if `trainer.trained.keep` is not 0.
 
-        All ranks must call it.
+        All ranks must call this method.
         """
         settings = self.config.trained
         if settings.keep != 0:
@@ -248,9 +250,9 @@ class RLTrainer:
         return self._rounding_monitor.measure(samples)
 
     def _validate(self, batch: Batch) -> ValidatedBatch:
-        """Return the usable part of a batch.
+        """Return the batch without invalid samples, and log a warning about them.
 
-        Log a warning about the rest. Raise `FinalRunError` after ten unusable batches in a row.
+        Raise `FinalRunError` if ten batches in a row have no usable sample.
         """
         vocab_size = self.learner.policy.model.config.vocab_size
         config = self.config
@@ -282,7 +284,7 @@ class RLTrainer:
     def _write_untrained_samples(self, batch: Batch, validated: ValidatedBatch, *, skipped: bool) -> None:
         """Write the samples that were not trained on to `skipped/`.
 
-        In a skipped step these are the samples of the whole batch, otherwise the left-out samples.
+        If the step was skipped, these are all samples of the batch. Otherwise they are the invalid samples.
         """
         if not self.ranks.is_rank_zero or not (skipped or validated.left_out):
             return

@@ -1,4 +1,4 @@
-"""Parts of a trainer, built from its configuration."""
+"""Functions that build the parts of a trainer from its configuration."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ logger = logging.getLogger(__name__)
 
 @contextmanager
 def trainer_process(config: TrainerConfig | SFTConfig, name: str) -> Iterator[Ranks]:
-    """Set this process up as a rank of a trainer: threads, seed, log file, device, communication."""
+    """Set up this process as a rank of a trainer, with threads, seed, log, device and communication."""
     die_with_parent()
     heartbeat.start()
     torch.set_num_threads(cpu_threads())
     torch.manual_seed(config.seed % 2**64)
-    # cuDNN prepares each shape separately, and every row has a different shape
+    # cuDNN's attention prepares every new shape, and every row has a different shape
     torch.backends.cuda.enable_cudnn_sdp(False)
     device = pick_device(config.model.device, local_rank())
     ranks = join_ranks(device, config.model, timeout_seconds=config.dist_timeout_seconds)
@@ -60,7 +60,10 @@ def trainer_process(config: TrainerConfig | SFTConfig, name: str) -> Iterator[Ra
 
 
 def find_resume_checkpoint(config: TrainerConfig | SFTConfig, ranks: Ranks) -> CheckpointInfo | None:
-    """Return the checkpoint to resume from, verified by all ranks together. None: start from the model."""
+    """Return the checkpoint to resume from, or None to start from the model.
+
+    All ranks must call this function. Each rank verifies a part of the files.
+    """
     if config.ckpt is None or config.ckpt.resume_step is None:
         return None
     root, step = config.output_dir / "checkpoints", config.ckpt.resume_step
@@ -86,9 +89,9 @@ def find_resume_checkpoint(config: TrainerConfig | SFTConfig, ranks: Ranks) -> C
 def build_learner(
     config: TrainerConfig | SFTConfig, ranks: Ranks, resume: CheckpointInfo | None, *, max_steps: int | None
 ) -> Learner:
-    """Return the learner, new or restored from the checkpoint.
+    """Return a new learner, or one with the state of the checkpoint `resume`.
 
-    The schedule ends at `max_steps`.
+    The learning-rate schedule ends at `max_steps`.
     """
     source = _model_source(config, resume)
     policy = _load_policy(source, config, ranks)
@@ -121,7 +124,7 @@ def build_learner(
 def _model_source(config: TrainerConfig | SFTConfig, resume: CheckpointInfo | None) -> str:
     """Return the name or directory of the model to load.
 
-    A checkpoint of an adapter does not contain the base.
+    With an adapter, this is always the configured base model, because checkpoints do not contain it.
     """
     if resume is None or config.model.experimental.lora is not None:
         return config.model.name
@@ -136,8 +139,8 @@ def _model_source(config: TrainerConfig | SFTConfig, resume: CheckpointInfo | No
 
 
 def _add_adapter(policy: PolicyNetwork, lora: LoRAConfig, base: str, directory: Path | None) -> None:
-    """Add an adapter to the policy, with the values from `directory` if given."""
-    from buckeye.trainer.model.lora import add_adapter  # importing takes seconds
+    """Add an adapter to the policy. If `directory` is not None, load the adapter's values from there."""
+    from buckeye.trainer.model.lora import add_adapter  # the import takes seconds
 
     add_adapter(policy.model, lora, base=base, frozen_dtype=policy.compute_dtype)
     if directory is not None:
@@ -153,7 +156,7 @@ def _add_adapter(policy: PolicyNetwork, lora: LoRAConfig, base: str, directory: 
 def _load_policy(source: str, config: TrainerConfig | SFTConfig, ranks: Ranks) -> PolicyNetwork:
     model, flash, sharded = config.model, config.model.attn != "sdpa", ranks.mesh is not None
     dtype = model.compute_dtype
-    resumed = source != model.name  # a checkpoint stores every parameter under its own name
+    resumed = source != model.name  # a checkpoint has every parameter by its name in the model
     if sharded and (model.load_using_meta or resumed):
         policy = empty_policy(source, ranks.device, flash=flash, compute_dtype=dtype)
     else:
@@ -167,7 +170,7 @@ def _load_policy(source: str, config: TrainerConfig | SFTConfig, ranks: Ranks) -
             offload=model.ac_offloading is not None and ranks.device.type == "cuda",
         )
     if model.compile is not None:
-        # with flash attention one graph is valid for all layers and for rows of any layout
+        # With flash attention, one compiled layer works for all layers and for rows of any layout.
         parts = policy.model.base_model.layers if policy.flash else [policy.model.base_model]
         for part in parts:
             part.compile(dynamic=True)
@@ -175,7 +178,7 @@ def _load_policy(source: str, config: TrainerConfig | SFTConfig, ranks: Ranks) -
 
 
 def _warn_about_schedule(scheduler: SchedulerConfig, max_steps: int | None) -> None:
-    """Log a warning if the warm-up and the decay do not fit into the run."""
+    """Log a warning if warm-up and decay together have more steps than the run."""
     warmup, decay = getattr(scheduler, "warmup", 0), getattr(scheduler, "decay", 0)
     if max_steps is not None and warmup + decay > max_steps:
         logger.warning(

@@ -1,4 +1,4 @@
-"""Supervised fine-tuning on packed chat data."""
+"""Supervised fine-tuning (SFT) of a model on chats."""
 
 from __future__ import annotations
 
@@ -34,11 +34,12 @@ _SUMS = ("loss", "entropy", "trained_tokens")
 def run_sft(config: SFTConfig) -> bool:
     """Train on `config.data` for `max_steps` steps (default: one epoch), or until SIGTERM or SIGINT.
 
-    Then commit a checkpoint and write the model to `<output_dir>/weights/step_<N>`. Return True if all steps
+    At the end write a checkpoint, and the model to `<output_dir>/weights/step_<N>`. Return True if all steps
     are done.
 
-    A step takes `batch_size` conversations, reshuffled each epoch. Its loss is the mean negative log-prob of
-    all their assistant tokens. Raise `UsageError` for data that cannot be trained on.
+    A step trains on `batch_size` conversations. Their order is shuffled anew in each epoch. The loss is the
+    mean negative log-prob of all their assistant tokens. Raise `UsageError` for data that cannot be trained
+    on.
     """
     stop = StopFlag().install()
     with trainer_process(config, "sft") as ranks:
@@ -95,7 +96,7 @@ class SFTTrainer:
         self.output = OutputWriter(config, learner, run_identity(), self.metrics)
 
     def run(self) -> bool:
-        """Train to the end, or until any rank receives a stop request. Return True if all steps are done."""
+        """Train all steps, or until any rank receives a stop request. Return True if all steps are done."""
         logger.info("Starting SFT (max_steps=%d)", self.max_steps)
         if self.step == 0:
             self._validate()
@@ -119,14 +120,14 @@ class SFTTrainer:
 
     @property
     def step(self) -> int:
-        """Number of optimizer steps done."""
+        """Number of completed optimizer steps."""
         return self.learner.progress.step
 
     def _complete(self) -> bool:
         return self.step >= self.max_steps
 
     def _is_checkpoint_due(self) -> bool:
-        """Return True if the current state will be checkpointed."""
+        """Return True if a checkpoint will be written after the current step."""
         return self.step > 0 and (self.output.is_due() or self._complete())
 
     def _is_validation_due(self) -> bool:
@@ -159,12 +160,12 @@ class SFTTrainer:
             **self.learner.throughput(tokens, seconds),
             **self.stopwatch.take(),
         }
-        # left-out steps have their own warning before this line
+        # `update` logs a warning about a skipped step before this line
         logger.log(SUCCESS, format_step(progress.step, values))
         self._record("sft", progress.step, values)
 
     def _validate(self) -> None:
-        """Measure the loss on the validation data, if any, and record the best checkpoint."""
+        """Measure the loss on the validation data, if any, and remember the best checkpoint."""
         if not self.validation:
             return
         with self.stopwatch.of("validate"):
@@ -179,9 +180,9 @@ class SFTTrainer:
         self._record("validation", self.step, values)
 
     def _run_samples(self, samples: Sequence[ChatSample], *, train: bool) -> dict[str, float]:
-        """Return the loss per trained token of all samples, and sums of statistics, over all ranks.
+        """Return the mean loss per trained token, and sums of entropy and trained tokens, over all ranks.
 
-        With `train`, accumulate this rank's share of the gradient.
+        With `train`, also accumulate this rank's part of the gradient.
         """
         divisor = max(1.0, float(sum(s.loss_mask.sum() for s in samples)))
         self.learner.policy.model.train(train)  # an adapter may have dropout
@@ -213,7 +214,7 @@ class SFTTrainer:
 
 
 def _check_same_data(saved: Mapping[str, Any], data: ChatFile, resume: CheckpointInfo) -> None:
-    """Raise `CheckpointError` if the checkpoint's data position belongs to other data."""
+    """Raise `CheckpointError` if the checkpoint was trained on other data, or with another seed."""
     current = data.identity()
     recorded = saved.get("data", current)
     differences = [
@@ -231,6 +232,6 @@ def _check_same_data(saved: Mapping[str, Any], data: ChatFile, resume: Checkpoin
 
 
 def _recorded_best(saved: Mapping[str, Any]) -> Best | None:
-    """Return the best checkpoint that the interrupted run had recorded."""
+    """Return the best checkpoint that is recorded in the state of the checkpoint to resume from."""
     best = saved.get("best")
     return Best(**best) if best is not None else None

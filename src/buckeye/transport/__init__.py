@@ -1,1 +1,1 @@
-"""Data between the processes of a run: batches for the trainer, weights for the engines, checkpoints."""
+"""Files that the processes of a run exchange: batches, weights and checkpoints."""

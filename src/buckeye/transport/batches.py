@@ -1,8 +1,8 @@
-"""Batches from the orchestrator to the trainer: `<root>/step_<N>/{batch.safetensors, manifest.json}`.
+"""Batches, which the orchestrator writes for the trainer, and the archive of trained batches.
 
-Training on batch N (counted from 0) turns weights version N into version N+1. A trained batch and the
-trainer's results are kept until they are pruned: `<kept>/step_<N>/{batch.safetensors, manifest.json,
-trained.safetensors, record.json}`. Together they have at most 21 bytes per token.
+A batch is in `<root>/step_<N>/{batch.safetensors, manifest.json}`. Training on batch N, counted from 0, turns
+version N of the weights into version N + 1. A trained batch is moved to `<kept>/step_<N>/`. The trainer adds
+its results as `trained.safetensors` and `record.json`. These files have at most 21 bytes per token.
 """
 
 from __future__ import annotations
@@ -39,11 +39,12 @@ _DTYPES: dict[str, npt.DTypeLike] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Sample:
-    """Sequence of T tokens with data per token.
+    """Sequence of T tokens, with data for each token.
 
-    `token_ids` i32[T]; `loss_mask` bool[T], True where the policy wrote the token; `logprobs` f32[T], the
-    log-probs of the sampler (0 where masked out); `versions` i32[T], the policy version that wrote the token
-    (-1 where masked out); `advantages` f32[T]; `temperature`, the sampling temperature.
+    `token_ids` is i32[T]. `loss_mask` bool[T] is True if the policy sampled the token and it is trained.
+    `logprobs` f32[T] has the log-probs of the sampler, with 0 for untrained tokens. `versions` i32[T] has the
+    policy versions that sampled the tokens, with -1 for untrained tokens. `advantages` is f32[T].
+    `temperature` is the sampling temperature.
     """
 
     token_ids: npt.NDArray[np.int32]
@@ -58,8 +59,8 @@ class Sample:
 class Batch:
     """Samples of one optimizer step.
 
-    `orchestrator_state` (JSON) is the orchestrator's state right after it emitted this batch. The trainer
-    commits it in a checkpoint, together with its own state.
+    `orchestrator_state` is the JSON state of the orchestrator after this batch. The trainer writes it to a
+    checkpoint, together with its own state.
     """
 
     step: int
@@ -68,7 +69,7 @@ class Batch:
 
 
 def write_batch(root: Path, batch: Batch, *, identity: RunIdentity) -> Path:
-    """Publish a batch to the trainer. Raise `TransportError` for a sample with arrays of unequal length."""
+    """Write a batch, and return its directory. Raise `TransportError` for arrays of unequal length."""
     data = pack_samples(batch.samples)
     manifest = {
         "run_id": identity.run_id,
@@ -89,15 +90,15 @@ def write_batch(root: Path, batch: Batch, *, identity: RunIdentity) -> Path:
 
 
 def batch_bytes(batch: Batch) -> int:
-    """Return the approximate disk size of a batch: its arrays, without the orchestrator's state."""
+    """Return the approximate size of a batch on disk, without the orchestrator's state."""
     bytes_per_token = sum(np.dtype(dtype).itemsize for dtype in _DTYPES.values())
     return bytes_per_token * sum(len(sample.token_ids) for sample in batch.samples)
 
 
 def read_batch(root: Path, step: int, *, identity: RunIdentity) -> Batch | None:
-    """Return the batch of a step. None if it does not exist yet, or was written by another run or attempt.
+    """Return the batch of a step, or None if it does not exist, or another run or attempt wrote it.
 
-    Raise `TransportError` if it is damaged.
+    Raise `TransportError` if the batch is damaged.
     """
     directory = storage.step_directory(root, step)
     try:
@@ -106,16 +107,17 @@ def read_batch(root: Path, step: int, *, identity: RunIdentity) -> Batch | None:
             return None
         data = (directory / DATA).read_bytes()
         if hashlib.sha256(data).hexdigest() != manifest["sha256"]:
-            raise _damage(f"{directory / DATA} is damaged: its SHA-256 differs from the written one")
+            raise _damage_error(f"{directory / DATA} is damaged: its SHA-256 differs from the written one")
         samples = unpack_samples(data)
         state = manifest["orchestrator_state"]
     except FileNotFoundError as error:
-        # use the name in the error: a batch that is being published may have a manifest by now
+        # Use the file name in the error. Checking for the manifest now would be too late, because the
+        # orchestrator may have published the batch meanwhile.
         if Path(error.filename).name == DATA:
-            raise _damage(f"{directory} has a manifest but no {DATA}: the file was deleted") from None
+            raise _damage_error(f"{directory} has a manifest but no {DATA}: the file was deleted") from None
         return None
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-        raise _damage(f"the batch in {directory} cannot be read: {error!r}") from error
+        raise _damage_error(f"the batch in {directory} cannot be read: {error!r}") from error
     return Batch(step=step, samples=samples, orchestrator_state=state)
 
 
@@ -126,10 +128,11 @@ def remove_batch(root: Path, step: int) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class TrainedBatch:
-    """Trainer's results for a batch, computed with the weights before the step.
+    """Results of the trainer for a batch, computed with the weights before the update.
 
-    `samples` i32[K] are the batch indices of the samples that went through the model. `logprobs` f32[M] are
-    the log-probs of their M trained tokens, sample after sample. `record` (JSON) has the step's metrics.
+    `samples` i32[K] are the indices in the batch of the samples that ran through the model. `logprobs` f32[M]
+    are the log-probs of their M trained tokens, sample after sample. `record` has the metrics of the step,
+    and facts about the trainer, such as its device.
     """
 
     samples: npt.NDArray[np.int32]
@@ -140,9 +143,9 @@ class TrainedBatch:
 def archive_trained_batch(
     root: Path, kept: Path, batch: Batch, trained: TrainedBatch, *, identity: RunIdentity
 ) -> None:
-    """Move a trained batch, with its results, to `kept`. Replaces one of the same step.
+    """Move a trained batch and its results to `kept`. Replace an archived batch of this step.
 
-    It is only for inspection, so nothing is synced to disk. Raise `OSError` on failure.
+    The archive is only for inspection, so nothing is synced to disk. Raise `OSError` on failure.
     """
     source, final = storage.step_directory(root, batch.step), storage.step_directory(kept, batch.step)
     if not source.is_dir():
@@ -171,9 +174,9 @@ def remove_trained_batches(kept: Path, start: int) -> None:
 
 
 def read_trained_batch(kept: Path, step: int) -> tuple[Batch, TrainedBatch]:
-    """Return a trained batch and its results. Any attempt of the run may have trained it.
+    """Return an archived batch and its results, from any attempt of the run.
 
-    Raise `TransportError` if it is missing or incomplete.
+    Raise `TransportError` if the batch or the results are missing or damaged.
     """
     directory = storage.step_directory(kept, step)
     owner = _owner(directory)
@@ -189,16 +192,18 @@ def read_trained_batch(kept: Path, step: int) -> tuple[Batch, TrainedBatch]:
         record = storage.read_json(directory / RECORD)
         trained = TrainedBatch(samples=arrays["samples"], logprobs=arrays["logprobs"], record=record)
     except (OSError, ValueError, KeyError, SafetensorError) as error:
-        raise _damage(f"the results of batch {step} in {directory} cannot be read: {error}") from None
+        raise _damage_error(f"the results of batch {step} in {directory} cannot be read: {error}") from None
     return batch, trained
 
 
 def pack_samples(samples: Sequence[Sample]) -> bytes:
-    """Return samples as safetensors. Raise `TransportError` for a sample with arrays of unequal length."""
+    """Return samples as bytes in safetensors format. Raise `TransportError` for arrays of unequal length."""
     for index, sample in enumerate(samples):
         lengths = {name: len(getattr(sample, name)) for name in _DTYPES}
         if len(set(lengths.values())) != 1 or not len(sample.token_ids):
-            raise _damage(f"sample {index} of the batch is empty, or its arrays differ in length: {lengths}")
+            raise _damage_error(
+                f"sample {index} of the batch is empty, or its arrays differ in length: {lengths}"
+            )
     arrays = {
         name: np.concatenate([np.asarray(getattr(s, name), dtype) for s in samples] or [np.empty(0, dtype)])
         for name, dtype in _DTYPES.items()
@@ -209,7 +214,7 @@ def pack_samples(samples: Sequence[Sample]) -> bytes:
 
 
 def unpack_samples(data: bytes) -> tuple[Sample, ...]:
-    """Return the samples from the result of `pack_samples`."""
+    """Return the samples in bytes that `pack_samples` returned."""
     arrays = load(data)
     ends = np.cumsum(arrays["lengths"])[:-1]
     columns = {name: np.split(arrays[name], ends) for name in _DTYPES}
@@ -227,5 +232,5 @@ def _owner(directory: Path) -> RunIdentity | None:
         return None
 
 
-def _damage(message: str) -> TransportError:
+def _damage_error(message: str) -> TransportError:
     return TransportError(message, code="BK-BATCH")

@@ -1,8 +1,8 @@
-"""Checkpoints in an object store: only complete ones count, and only Buckeye's own objects are deleted.
+"""Upload, download and deletion of checkpoints in an object store. One store URL belongs to one run.
 
-`<url>/step_<N>-attempt_<A>-<id>/` has the files of a checkpoint under their names, and `COMMITTED`.
-`COMMITTED` is written last and has the length and SHA-256 of each file. An object exists completely or not at
-all, so a folder without `COMMITTED` is not a checkpoint. A store URL belongs to one run.
+The folder `<url>/step_<N>-attempt_<A>-<id>/` has the files of a checkpoint, and `COMMITTED`. The object
+`COMMITTED` has the size and SHA-256 of each file, and is written last. So a folder without `COMMITTED` is an
+incomplete upload, not a checkpoint. This module deletes only files of checkpoints.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from buckeye.transport.checkpoint import COMMITTED, CheckpointInfo
 log = logging.getLogger(__name__)
 
 STORE_PACKAGES = {"s3": "s3fs", "gs": "gcsfs"}
-"""Python module for each URL scheme. The pip extra has the name of the scheme."""
+"""Python module that each URL scheme requires. The extra of pip has the name of the scheme."""
 
 DOWNLOAD = ".download"
-"""Suffix of the folder of an incomplete download, in `checkpoints/`."""
+"""Suffix of the name of a folder in `checkpoints/` with an incomplete download."""
 
 _NAME = re.compile(r"step_(0|[1-9]\d{0,11})-attempt_([1-9]\d{0,8})-[0-9a-f]{6,32}")
 _ID = re.compile(r"[\w-]{1,64}", re.ASCII)
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _PARTS = ("trainer", "orchestrator")
 _FILES_AT_ONCE = 4
-_PARTS_AT_ONCE = 4  # parts of one uploaded file
+_PARTS_AT_ONCE = 4  # number of parts of one file to upload at a time
 _MAX_MANIFEST_BYTES = 64 * 2**20
 _MAX_RUN_BYTES = 2**20
 _PAUSES = (1.0, 30.0)  # first and maximum pause in seconds
@@ -53,8 +53,8 @@ _REQUEST_SECONDS = 60
 class StoreManifest(msgspec.Struct, kw_only=True, frozen=True):
     """Content of `COMMITTED` in a store.
 
-    It has the content of `COMMITTED` in the run's directory, the size of every file, the run, and the
-    protected steps (`kept`), such as the best one.
+    The fields up to `files` are those of `COMMITTED` in the run directory. `sizes` has the size of every
+    file. `kept` has the steps that must not be deleted, such as the best step.
     """
 
     run_id: str
@@ -70,8 +70,9 @@ class StoreManifest(msgspec.Struct, kw_only=True, frozen=True):
 class CheckpointStore:
     """Store for the checkpoints of a run: `s3://bucket/prefix` or `gs://bucket/prefix`.
 
-    Credentials are found like the AWS and Google tools find them. Raise `UsageError` if the required module
-    is not installed. All methods raise `StoreError` if the store is unreachable or refuses.
+    The credentials are those that the AWS and Google tools use. The constructor raises `UsageError` if the
+    required module is not installed. All methods raise `StoreError` if the store does not reply, or refuses a
+    request.
     """
 
     def __init__(self, url: str) -> None:
@@ -88,7 +89,7 @@ class CheckpointStore:
             self._fs, self._root = fsspec.core.url_to_fs(self.url, **settings)
 
     def probe(self) -> None:
-        """Write a test object and delete it again."""
+        """Write a test object, and delete it. Raise `StoreError` if this fails."""
         name = f"{self._root}/.buckeye-probe-{secrets.token_hex(8)}"
         with self._converted_errors("write to"):
             self._fs.pipe_file(name, b"write test")
@@ -96,7 +97,7 @@ class CheckpointStore:
             self._fs.rm_file(name)
 
     def list_checkpoints(self) -> list[CheckpointInfo]:
-        """Return the committed checkpoints, the newest last; their paths are relative to the store."""
+        """Return the committed checkpoints. The newest is last. Their paths are relative to the store."""
         return _committed(self._objects())
 
     def manifest(self, info: CheckpointInfo) -> StoreManifest:
@@ -106,14 +107,14 @@ class CheckpointStore:
         """
         objects = self._objects(info.path.name)
         if not 0 < objects.get(COMMITTED, 0) <= _MAX_MANIFEST_BYTES:
-            raise _damage(f"{self.url}/{info.path}/{COMMITTED} is missing, empty or too large")
+            raise _damage_error(f"{self.url}/{info.path}/{COMMITTED} is missing, empty or too large")
         with self._converted_errors("read"):
             text = self._fs.cat_file(f"{self._root}/{info.path}/{COMMITTED}")
         try:
             manifest = msgspec.json.decode(text, type=StoreManifest)
             _check_manifest(manifest, info, objects)
         except (ValueError, RecursionError) as error:
-            raise _damage(f"{self.url}/{info.path}/{COMMITTED} is invalid: {error}") from None
+            raise _damage_error(f"{self.url}/{info.path}/{COMMITTED} is invalid: {error}") from None
         return manifest
 
     def upload(
@@ -125,11 +126,11 @@ class CheckpointStore:
         *,
         kept: Collection[int] = (),
     ) -> int:
-        """Commit the checkpoint in a directory to the store as `name`, and return the bytes sent.
+        """Upload the checkpoint in a directory as `name`, and return the number of bytes sent.
 
-        `commit` is its COMMITTED, `run` the run's directory, `kept` the steps to retain at any age. Existing
-        files are not sent again, since the name identifies their content. Raise `FileNotFoundError` if the
-        directory is deleted meanwhile.
+        `commit` is the content of its `COMMITTED`, and `run` the run directory. Checkpoints of the steps
+        `kept` must not be deleted later. Files that an earlier upload has sent are skipped, because the name
+        identifies the content. Raise `FileNotFoundError` if the directory is deleted during the upload.
         """
         paths = {file: directory / file for file in commit["files"]}
         sizes = {file: path.stat().st_size for file, path in paths.items()}
@@ -158,10 +159,10 @@ class CheckpointStore:
         return sum(sizes[file] for file in unsent)
 
     def prune(self, keep: int | None, *, protected: Collection[int]) -> list[int]:
-        """Delete all committed checkpoints except the `keep` newest (None: all); return the deleted steps.
+        """Delete all committed checkpoints except the `keep` newest. Return the deleted steps.
 
-        Checkpoints of `protected` steps are kept. Also delete leftovers of killed writers that are older than
-        the newest checkpoint. Only files of checkpoints are deleted.
+        If `keep` is None, keep all checkpoints. Checkpoints of `protected` steps are always kept. Also delete
+        incomplete uploads that are older than the newest checkpoint.
         """
         objects = self._objects()
         committed = _committed(objects)
@@ -182,10 +183,10 @@ class CheckpointStore:
         return [info.step for info in old]
 
     def download(self, info: CheckpointInfo, root: Path) -> None:
-        """Download a checkpoint to `root`, verified, in one atomic step.
+        """Download a checkpoint, verify it, and then rename it to its folder in `root`.
 
-        Intact files of an interrupted download are reused. Raise `CheckpointError` for a damaged file, and
-        `DiskFullError`.
+        Intact files of an interrupted download are reused. Raise `CheckpointError` for a damaged file. Raise
+        `DiskFullError` if the disk has too little space.
         """
         manifest = self.manifest(info)
         final, incoming = storage.step_directory(root, info.step), root / f".{info.path.name}{DOWNLOAD}"
@@ -201,7 +202,7 @@ class CheckpointStore:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 self._get(f"{self._root}/{info.path}/{file}", target, manifest.files[file])
             except (NotADirectoryError, IsADirectoryError, FileExistsError) as error:
-                raise _damage(f"{self.url}/{info.path} has conflicting file names: {error}") from None
+                raise _damage_error(f"{self.url}/{info.path} has conflicting file names: {error}") from None
             fault_point("store.download")
 
         _run_in_parallel(get, list(manifest.files))
@@ -213,9 +214,9 @@ class CheckpointStore:
 
     @staticmethod
     def retry(work: Callable[[], object], *, seconds: float) -> None:
-        """Retry `work` until the store does not fail.
+        """Call `work` until it does not raise `StoreError`.
 
-        Raise `StoreError` after `seconds`, or if the store refuses.
+        Raise the error if the store denies access, or if the next attempt would start after `seconds`.
         """
         began, (pause, max_pause) = time.monotonic(), _PAUSES
         attempts = 0
@@ -240,10 +241,10 @@ class CheckpointStore:
         if storage.sha256_file(target) != digest:
             target.unlink()
             name = self.url + source.removeprefix(self._root)
-            raise _damage(f"{name} is damaged: its SHA-256 differs from the committed one")
+            raise _damage_error(f"{name} is damaged: its SHA-256 differs from the committed one")
 
     def _objects(self, folder: str = "") -> dict[str, int]:
-        """Return the size of each object in a folder, by relative name."""
+        """Return the size of each object in a folder, by its name relative to the folder."""
         path = f"{self._root}/{folder}" if folder else self._root
         with self._converted_errors("list"):
             self._fs.invalidate_cache()
@@ -257,11 +258,11 @@ class CheckpointStore:
                 fault_point("store.deleted")
 
     def _abort_uploads(self, newest: CheckpointInfo) -> None:
-        """Abort interrupted multipart uploads.
+        """Abort interrupted multipart uploads of files.
 
-        S3 does not list them as objects, but stores and bills them.
+        S3 does not list the uploaded parts as objects, but stores and bills them.
         """
-        if not hasattr(self._fs, "call_s3"):  # other stores drop them automatically
+        if not hasattr(self._fs, "call_s3"):  # other stores delete interrupted uploads automatically
             return
         bucket, prefix, _ = self._fs.split_path(f"{self._root}/step_")
         with self._converted_errors("abort uploads to"):
@@ -273,7 +274,7 @@ class CheckpointStore:
 
     @contextmanager
     def _converted_errors(self, action: str, *, local: Path | None = None) -> Iterator[None]:
-        """Convert the libraries' errors to `StoreError`, except a missing `local` file."""
+        """Convert errors of fsspec to `StoreError`, except the error for a missing `local` file."""
         try:
             yield
         except BuckeyeError:
@@ -286,7 +287,7 @@ class CheckpointStore:
 
 
 def name_in_store(info: CheckpointInfo, commit: Mapping[str, Any]) -> str:
-    """Return the name of a run directory's checkpoint in the store. It depends only on the content."""
+    """Return the name in the store for a checkpoint of a run directory. It depends only on the content."""
     digest = hashlib.sha256(json.dumps(commit["files"], sort_keys=True).encode()).hexdigest()
     return f"step_{info.step}-attempt_{info.attempt}-{digest[:12]}"
 
@@ -303,19 +304,19 @@ class _Attempt(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class _Run(msgspec.Struct, kw_only=True, frozen=True):
-    """Content of `run.json`: required to resume a run after its directory is lost."""
+    """Content of `run.json`, which a run needs to resume after its directory is lost."""
 
     run_id: str
     attempt: int
     attempts: list[_Attempt]
 
 
-def _damage(message: str) -> CheckpointError:
+def _damage_error(message: str) -> CheckpointError:
     return CheckpointError(message, code="BK-CHECKPOINT-DAMAGED")
 
 
 def _parse_name(name: str) -> CheckpointInfo | None:
-    """Parse the name of a checkpoint folder; None for other names. The checkpoint may be uncommitted."""
+    """Parse the name of a checkpoint folder. Return None for other names. `COMMITTED` need not exist."""
     match = _NAME.fullmatch(name)
     return CheckpointInfo(int(match[1]), int(match[2]), Path(name)) if match else None
 
@@ -332,13 +333,13 @@ def _is_checkpoint_file(name: str) -> bool:
 
 
 def _check_manifest(manifest: StoreManifest, info: CheckpointInfo, objects: Mapping[str, int]) -> None:
-    """Raise `ValueError` for an inconsistent manifest, or one with unsafe file names."""
+    """Raise `ValueError` if a manifest does not match the name and objects, or has unsafe file names."""
     if (manifest.step, manifest.attempt) != (info.step, info.attempt):
-        raise ValueError("it belongs to another step or attempt")
+        raise ValueError("it is of another step or attempt")
     if not _ID.fullmatch(manifest.run.run_id):
         raise ValueError("the run id is invalid")
     if not manifest.files:
-        raise ValueError("it has no files")
+        raise ValueError("its list of files is empty")
     if len(msgspec.json.encode(manifest.run)) > _MAX_RUN_BYTES:
         raise ValueError("the history of the run is too long")
     for name, digest in manifest.files.items():
@@ -372,7 +373,7 @@ def _move(incoming: Path, directory: Path) -> None:
 
 
 def _run_in_parallel(work: Callable[[str], None], names: Sequence[str]) -> None:
-    """Run `work` on several names at a time; the first error cancels the pending ones."""
+    """Call `work` for each name, in several threads. After the first error, start no further calls."""
     pool = ThreadPoolExecutor(_FILES_AT_ONCE, "store")
     try:
         for future in [pool.submit(work, name) for name in names]:
@@ -382,7 +383,7 @@ def _run_in_parallel(work: Callable[[str], None], names: Sequence[str]) -> None:
 
 
 def _explain(error: Exception) -> tuple[str, bool, str | None]:
-    """Return the reason of an error, True if a retry is useless, and what to do."""
+    """Return the reason of an error as text, True if a retry cannot help, and a hint."""
     name = type(error).__name__
     text = f"{name}: {(str(error).splitlines() or [''])[0][:300]}"
     if isinstance(error, PermissionError):

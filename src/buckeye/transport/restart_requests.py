@@ -1,6 +1,6 @@
-"""Requests of the orchestrator to the launcher to restart an inference server with wrong results.
+"""Files that ask the launcher to restart an inference server, for example after wrong results.
 
-They are in the run directory. Without a launcher they are never read.
+The orchestrator writes them to the run directory. If the run has no launcher, no process reads them.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ RESTART_FOLDER = "restart"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RestartRequest:
-    """URL of a server (`http://host:port`), and its problem."""
+    """URL of the server to restart (`http://host:port`), and the reason."""
 
     url: str
     reason: str
 
 
 def request_restart(output_dir: Path, url: str, reason: str) -> None:
-    """Write a request for the launcher. A later one for the same server replaces it."""
+    """Write a restart request for a server. It replaces an earlier request for this server."""
     path = output_dir / RESTART_FOLDER / (re.sub(r"\W+", "_", url) + ".json")
     storage.write_file(path, json.dumps({"url": url, "reason": reason}))
 
 
 def take_restart_requests(output_dir: Path) -> list[RestartRequest]:
-    """Return and remove all requests. Raise `TransportError` for an unreadable request."""
+    """Return and delete all restart requests. Raise `TransportError` if a request cannot be read."""
     requests = []
     for path in sorted((output_dir / RESTART_FOLDER).glob("*.json")):
         try:

@@ -1,4 +1,4 @@
-"""Resume from a run's object store."""
+"""Download of a checkpoint from the object store of a run, before the run resumes."""
 
 from __future__ import annotations
 
@@ -21,11 +21,13 @@ _START_SECONDS = 30.0
 
 
 def restore_from_store(output_dir: Path, url: str, resume_step: int | None) -> None:
-    """Download the stored checkpoint of `resume_step`, unless a complete local one is at least as new.
+    """Download the checkpoint of `resume_step`, unless the run directory has a checkpoint that is as new.
 
-    -1 means the newest checkpoint. None means a new run: download nothing. Also restore a missing `run.json`.
+    A `resume_step` of -1 means the newest checkpoint. Also restore a missing `run.json`. If `resume_step` is
+    None, the run is new: only check that the store is empty.
 
-    Raise `UsageError` if the store belongs to another run. Also raise `StoreError` and `DiskFullError`.
+    Raise `UsageError` if the store belongs to another run. Raise `StoreError` or `DiskFullError` if the
+    download fails.
     """
     root = output_dir / "checkpoints"
     local = [info for info in checkpoints_oldest_first(root) if resume_step in (-1, info.step)]
@@ -56,7 +58,7 @@ def _restore(
 def _check_same_run(
     store: CheckpointStore, output_dir: Path, newest: CheckpointInfo | None, *, is_new_run: bool
 ) -> None:
-    """Raise `UsageError` unless the store and the directory belong to one run.
+    """Raise `UsageError` unless store and directory belong to the same run.
 
     If the directory has no `run.json`, restore it from the store.
     """

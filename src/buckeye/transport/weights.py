@@ -1,8 +1,7 @@
-"""Weights from the trainer to the engines, in `<root>/step_<N>/`.
+"""Versions of the weights, which the trainer publishes to the engines in `<root>/step_<N>/`.
 
-Each directory has a manifest, and a Hugging Face model or an adapter in peft's format.
-
-Version N is the model after N optimizer steps; version 0 is the initial model.
+Each directory has a manifest, and a Hugging Face model or an adapter in peft's format. Version N is the model
+after N optimizer steps. Version 0 is the initial model.
 """
 
 from __future__ import annotations
@@ -29,9 +28,10 @@ MANIFEST = "manifest.json"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Canary:
-    """Reference output of the weights, to verify the output of an engine.
+    """Reference output of a version of the weights. The output of an engine is compared with it.
 
-    It has the greedy continuation of `prompt_ids`, and its log-probs at temperature 1, computed in `dtype`.
+    `token_ids` are the greedy continuation of `prompt_ids`, and `logprobs` their log-probs at temperature 1.
+    The trainer computed them in `dtype`.
     """
 
     dtype: str
@@ -44,9 +44,9 @@ class Canary:
 class WeightsManifest:
     """Content of a weights directory.
 
-    `files` maps each safetensors file to its SHA-256; `checksum` covers all of them (`combined_checksum`).
-    With `adapter`, the files are an adapter for the run's base model, and `canary` was computed with both.
-    `canary` may be None.
+    `files` maps each safetensors file to its SHA-256. `checksum` is their `combined_checksum`. If `adapter`
+    is true, the files are an adapter for the base model of the run, and `canary` is the output of the adapted
+    model.
     """
 
     run_id: str
@@ -76,15 +76,15 @@ def publish_weights(
     adapter: bool = False,
     durable: bool = True,
 ) -> Path:
-    """Publish version `step` under `root`, and replace an earlier one. `fill(directory)` writes the files.
+    """Publish version `step` in `root`. `fill(directory)` writes the files. Replace an existing version.
 
-    Without `durable` nothing is synced to disk: checksums detect damage, and a resumed run publishes the
-    version again.
+    Without `durable`, nothing is synced to disk. After a crash of the machine, checksums detect damaged
+    files, and a resumed run publishes the version again.
     """
 
     def fill_and_sign(directory: Path) -> None:
         fill(directory)
-        with ThreadPoolExecutor(1, "sync") as disk:  # syncs to disk while the hashes are computed
+        with ThreadPoolExecutor(1, "sync") as disk:  # sync to disk while the hashes are computed
             flushed = disk.submit(storage.sync_tree, directory) if durable else None
             files = _hashes(directory, sorted(path.name for path in directory.glob("*.safetensors")))
             if flushed is not None:
@@ -114,7 +114,7 @@ def publish_weights(
 def read_weights_manifest(directory: Path) -> WeightsManifest:
     """Return the manifest of a weights directory.
 
-    Raise `TransportError` if it, or one of its files, is missing.
+    Raise `TransportError` if the manifest is missing or damaged, or if one of the files is missing.
     """
     path = directory / MANIFEST
     try:
@@ -122,18 +122,18 @@ def read_weights_manifest(directory: Path) -> WeightsManifest:
         missing = [name for name in manifest.files if not (directory / check_file_name(name)).is_file()]
         is_consistent = combined_checksum(manifest.files) == manifest.checksum
     except FileNotFoundError:
-        raise _damage(f"{directory} has no published weights: {MANIFEST} is missing") from None
+        raise _damage_error(f"{directory} has no published weights: {MANIFEST} is missing") from None
     except (OSError, ValueError) as error:
-        raise _damage(f"{path} cannot be read: {error}") from error
+        raise _damage_error(f"{path} cannot be read: {error}") from error
     if missing:
-        raise _damage(f"the weights in {directory} are incomplete: {', '.join(missing)} missing")
+        raise _damage_error(f"the weights in {directory} are incomplete: {', '.join(missing)} missing")
     if not is_consistent:
-        raise _damage(f"{path} is damaged: its checksum does not match its list of files")
+        raise _damage_error(f"{path} is damaged: its checksum does not match its list of files")
     return manifest
 
 
 def find_weights_manifest(directory: Path) -> WeightsManifest | None:
-    """Return the manifest of a weights directory, or None if no complete weights are published there."""
+    """Return the manifest of a weights directory, or None if the directory has no complete weights."""
     try:
         return read_weights_manifest(directory)
     except TransportError as error:
@@ -142,22 +142,19 @@ def find_weights_manifest(directory: Path) -> WeightsManifest | None:
 
 
 def verify_weights(directory: Path) -> WeightsManifest:
-    """Return the manifest of a weights directory after checking the content of every file.
+    """Check the SHA-256 of every file in a weights directory, and return the manifest.
 
-    Raise `TransportError` if a file is missing or differs.
+    Raise `TransportError` if a file is missing or damaged.
     """
     manifest = read_weights_manifest(directory)
     for name, digest in _hashes(directory, list(manifest.files)).items():
         if digest != manifest.files[name]:
-            raise _damage(f"{directory / name} is damaged: its SHA-256 differs from the published one")
+            raise _damage_error(f"{directory / name} is damaged: its SHA-256 differs from the published one")
     return manifest
 
 
 def newest_weights(root: Path, *, identity: RunIdentity) -> tuple[int, Path] | None:
-    """Return the highest version published by this attempt of this run, or None.
-
-    Weights of other attempts are ignored.
-    """
+    """Return step and directory of the highest version that this attempt of this run published, or None."""
     for step, directory in reversed(storage.step_directories(root).items()):
         manifest = find_weights_manifest(directory)
         if manifest and (manifest.run_id, manifest.attempt) == (identity.run_id, identity.attempt):
@@ -166,22 +163,22 @@ def newest_weights(root: Path, *, identity: RunIdentity) -> tuple[int, Path] | N
 
 
 def has_weights(root: Path, step: int, *, run_id: str) -> bool:
-    """Return True if an attempt of a run has published this version, and it still exists."""
+    """Return True if `root` has complete weights of this version that any attempt of the run published."""
     manifest = find_weights_manifest(storage.step_directory(root, step))
     return manifest is not None and manifest.run_id == run_id
 
 
 def prune_weights(root: Path, run_id: str, *, keep: Callable[[int], bool]) -> None:
-    """Delete every version of this run unless `keep(step)` is true. Directories of other runs stay."""
+    """Delete every version of this run unless `keep(step)` is true. Do not delete weights of other runs."""
     for step, directory in storage.step_directories(root).items():
         if not keep(step) and has_weights(root, step, run_id=run_id):
             storage.remove_directory(directory)
 
 
-def _damage(message: str) -> TransportError:
+def _damage_error(message: str) -> TransportError:
     return TransportError(message, code="BK-WEIGHTS-DAMAGED", hint="publish the weights again")
 
 
 def _hashes(directory: Path, names: Sequence[str]) -> dict[str, str]:
-    """Return name -> SHA-256 of files in a directory."""
+    """Return the SHA-256 of files in a directory, by name."""
     return dict(zip(names, storage.sha256_files([directory / name for name in names]), strict=True))

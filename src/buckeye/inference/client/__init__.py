@@ -1,4 +1,4 @@
-"""Client of one or several inference servers. Does not import torch."""
+"""Client of one or several inference servers. This package does not import torch."""
 
 from buckeye.inference.client.client import InferenceClient, SamplingSession
 from buckeye.inference.client.replica import ReplyTimeoutError

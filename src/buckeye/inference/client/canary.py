@@ -1,8 +1,9 @@
-"""Canary: a comparison of a server's log-probs with the trainer's, for equal weights.
+"""Canary: a test that a server computes the log-probs that the trainer computes with the same weights.
 
-With every version of the weights the trainer publishes the greedy continuation of a fixed prompt and its
-log-probs. A server that has loaded the weights must return equal values. At the first different token both
-log-probs are the largest of their distribution, so they are still compared. Later log-probs are not compared.
+With every version of the weights, the trainer publishes the greedy continuation of a fixed prompt, and its
+log-probs. A server that has loaded these weights must return nearly equal log-probs. The comparison includes
+the first token that differs, because both its log-probs are the largest of a distribution. Later log-probs
+have different prefixes and are not compared.
 """
 
 from __future__ import annotations
@@ -13,24 +14,25 @@ from buckeye.inference.types import Generation
 from buckeye.transport.weights import Canary
 
 TOLERANCE_FLOAT32 = 1e-3
-"""Largest log-prob difference if trainer and engine both compute in float32: a hundred times the effect of
-rounding.
+"""Tolerance for the largest log-prob difference, if trainer and engine both compute in float32. Rounding
+causes a hundredth of it.
 """
 TOLERANCE_HALF = 0.2
-"""Largest mean difference if one of them uses lower precision: bfloat16 rounds logits to 0.4 percent, which
-moves log-probs of a trained model by 0.05 and more.
+"""Tolerance for the mean log-prob difference, if trainer or engine uses lower precision. bfloat16 rounds
+logits to 0.4 percent, which changes log-probs of a trained model by 0.05 and more.
 """
 _MIN_CHANGE = 0.1
-"""A change of the trainer's log-probs beyond this fraction of the tolerance must change the engine's
-log-probs.
+"""Fraction of the tolerance. If new weights change the trainer's log-probs by more, the engine's log-probs
+must change too.
 """
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CanaryResult:
-    """Result of a canary on a server.
+    """Result of the canary on one server.
 
-    `difference` from the trainer's log-probs is the largest in float32, else the mean.
+    `difference` is the largest log-prob difference if both compute in float32, else the mean difference.
+    `problem` is None if the server passed.
     """
 
     checksum: str
@@ -43,9 +45,9 @@ class CanaryResult:
 def compare_canary(
     canary: Canary, checksum: str, generation: Generation, *, dtype: str | None, previous: CanaryResult | None
 ) -> CanaryResult:
-    """Compare an engine's reply, computed in `dtype`, with the canary of the weights `checksum`.
+    """Compare an engine's reply, computed in `dtype`, with the canary of the weights with `checksum`.
 
-    Also compare the reply with `previous`, the engine's reply under other weights.
+    Also check that the reply differs from `previous`, the result of this server with earlier weights.
     """
     exact = canary.dtype == "float32" and dtype == "float32"
     tolerance = TOLERANCE_FLOAT32 if exact else TOLERANCE_HALF
@@ -54,7 +56,7 @@ def compare_canary(
     problem = None
     if len(generation.token_ids) != len(canary.token_ids):
         problem = f"the reply has {len(generation.token_ids)} tokens instead of {len(canary.token_ids)}"
-    elif not difference <= tolerance:  # written so that NaN is a problem too
+    elif not difference <= tolerance:  # also true for NaN
         problem = (
             f"its log-probs of a fixed prompt differ from the trainer's by {difference:.2g} "
             f"(tolerance {tolerance:g})"
@@ -71,7 +73,7 @@ def compare_canary(
 
 
 def _differences(canary: Canary, generation: Generation) -> list[float]:
-    """Return the log-prob differences up to and including the first different token."""
+    """Return the absolute log-prob difference of each token, up to the first token that differs."""
     differences = [float("inf")] if not generation.token_ids else []
     pairs = zip(canary.token_ids, generation.token_ids, canary.logprobs, generation.logprobs, strict=False)
     for expected, token, ours, theirs in pairs:

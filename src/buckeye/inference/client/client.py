@@ -1,7 +1,7 @@
-"""`InferenceClient`: several servers used as one.
+"""`InferenceClient`: a client that uses several servers like one.
 
-It samples on healthy servers, keeps all at one version of the weights, retries requests of lost servers on
-others, and takes servers back after they recover.
+The client samples on healthy servers, and updates the weights of all servers. If a server is lost, the client
+retries its requests on other servers. The client uses a server again after it recovers.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from buckeye.inference.types import Generation, SamplingParams
 from buckeye.transport.weights import Canary
 
 _RECOVERY_SECONDS = 60.0
-_HEARTBEAT_SECONDS = 60.0  # a long prompt on a slow CPU keeps an engine busy for a while
+_HEARTBEAT_SECONDS = 60.0  # an engine does not reply while it computes a long prompt on a slow CPU
 _MAX_LOSSES = 8
 _ABORT_RETRY_SECONDS = 0.02
 
@@ -34,9 +34,9 @@ T = TypeVar("T")
 
 
 class SamplingSession:
-    """Turns of one conversation.
+    """Client for the turns of one conversation.
 
-    They go to the server that computed the earlier turns, while it is up and has room.
+    A turn goes to the server that computed the earlier turns, if this server is up and has a free slot.
     """
 
     def __init__(self, client: InferenceClient) -> None:
@@ -64,10 +64,10 @@ class SamplingSession:
         return await self._client.call_replica(call, cost, prefer=self.replica)
 
     async def abort(self) -> None:
-        """Abort the running requests.
+        """Abort the running requests, and wait until they end.
 
-        Partial results return with finish reason "abort". A server that a third party started may be unable
-        to abort; it then finishes the requests.
+        Their `generate` returns the tokens sampled so far, with finish reason "abort". A server that was not
+        started by this run may be unable to abort requests. It then completes the requests.
         """
         self._aborted = True
         pause = _ABORT_RETRY_SECONDS
@@ -75,20 +75,21 @@ class SamplingSession:
             for request_id, replica in list(self._open.items()):
                 with contextlib.suppress(InferenceError):
                     await replica.abort(request_id)
-            await asyncio.sleep(pause)  # the abort may have arrived before the latest request
+            await asyncio.sleep(pause)  # retry, because an abort may arrive before its request
             pause *= 2
 
 
 class InferenceClient:
-    """Client of all servers, an async context manager.
+    """Client of several inference servers. Use it as an async context manager, and call `wait_ready` first.
 
-    `timeout` is the deadline of every call, in seconds; `model` is the name of the model that the servers
-    must serve. Methods raise `InferenceError` with the server, the request and the wait.
+    `model` is the name of the model that the servers must serve. `timeout` is the time limit of every call,
+    in seconds. Methods raise `InferenceError`, whose message names the server and the request.
 
-    Call `wait_ready` first: from then on the servers are monitored. A server that dies, restarts, or is
-    silent for `heartbeat_timeout` seconds is not used until it responds again and has the newest weights; its
-    requests are retried on others. `recovery_timeout` limits how long all servers may be out.
-    `on_restart_needed(url, reason)` is called for a running server that should be restarted.
+    After `wait_ready` the client monitors the servers. It excludes a server that ends, restarts, or does not
+    reply within `heartbeat_timeout` seconds, and retries the server's requests on other servers. It uses the
+    server again when the server replies and has the newest weights. If all servers are excluded for
+    `recovery_timeout` seconds, sampling fails. The client calls `on_restart_needed(url, reason)` for a server
+    that runs but must be restarted.
     """
 
     def __init__(
@@ -112,7 +113,7 @@ class InferenceClient:
         certificates = httpx.create_ssl_context()
 
         def connect() -> httpx.AsyncClient:
-            # each request sets its own timeout
+            # httpx needs no timeout, because `Replica.request` limits the time
             return httpx.AsyncClient(headers=headers, timeout=None, trust_env=False, verify=certificates)  # noqa: S113
 
         self._replicas = [
@@ -140,34 +141,32 @@ class InferenceClient:
             await replica.close()
 
     async def wait_ready(self, timeout: float) -> None:
-        """Wait up to `timeout` seconds until every server is healthy, and start monitoring.
+        """Wait up to `timeout` seconds until every server is healthy, then start to monitor the servers.
 
-        Also check that each server serves the model.
+        Raise `InferenceError` if a server does not reply, or serves another model.
         """
         await self._fleet.start(timeout)
 
     def check(self) -> None:
-        """Raise `InferenceError` if the servers cannot recover.
+        """Raise `InferenceError` if sampling cannot continue.
 
-        This means that all are out for too long, or that all canaries differ from the trainer's log-probs.
+        Either all servers were down for `recovery_timeout` seconds, or the log-probs of all servers differ
+        from the trainer's.
         """
         self._fleet.check()
 
     @property
     def replicas(self) -> Sequence[Replica]:
-        """All servers, with counts of their work."""
+        """All servers, with their counts of requests and tokens."""
         return self._replicas
 
     @property
     def sampled_tokens(self) -> int:
-        """Number of sampled tokens."""
+        """Number of tokens that all servers have sampled for this client."""
         return sum(replica.tokens for replica in self._replicas)
 
     async def wait_for_slot(self) -> None:
-        """Wait until a server has room for one more rollout.
-
-        A server accepts slightly more requests than it computes at a time, to keep the engine busy.
-        """
+        """Wait until a server has a free slot for one more rollout (`Replica.free_slots`)."""
         await self._router.wait_for_slot()
 
     def session(self) -> SamplingSession:
@@ -175,16 +174,16 @@ class InferenceClient:
         return SamplingSession(self)
 
     async def generate(self, prompt_ids: Sequence[int], params: SamplingParams) -> Generation:
-        """Sample one sequence, on the server with the fewest tokens in flight."""
+        """Sample one sequence on the server that has the fewest tokens in flight."""
         return await self.session().generate(prompt_ids, params)
 
     async def generate_batch(
         self, prompts: Sequence[Sequence[int]], params: SamplingParams
     ) -> list[Generation]:
-        """Sample one sequence for each prompt, all sent at once; sequence i uses the seed `params.seed` + i.
+        """Sample one sequence for each prompt. Prompt i uses the seed `params.seed` + i.
 
-        Server r gets the r-th contiguous part of the prompts. If a server is lost, its whole part goes to
-        another idle server, which returns equal samples.
+        The prompts are split into one contiguous part per server. If a server is lost, its part goes to
+        another server that is idle, which returns equal samples.
         """
         bounds = [len(prompts) * r // len(self._replicas) for r in range(len(self._replicas) + 1)]
         parts = zip(self._replicas, bounds, bounds[1:], strict=False)
@@ -206,17 +205,18 @@ class InferenceClient:
     ) -> None:
         """Update all servers that are up, concurrently, to the weights in `path`.
 
-        With `adapter`, `path` contains an adapter for their initial model. Running requests continue with the
-        new weights. A server that is out is updated before it is used again.
+        With `adapter`, `path` contains an adapter for the initial model of the servers. Running requests
+        continue with the new weights. An excluded server is updated before it is used again.
 
-        Each server must echo version and checksum, and match the `canary`. On a busy server the canary waits
-        in the queue. A failed server is taken out. Raise `InferenceError` if all fail, or none is up in time.
+        Each server must report `version` and `checksum`, and its log-probs must match the `canary`. A busy
+        server is compared with the canary after this method returns. A server that fails is excluded. Raise
+        `InferenceError` if all servers fail, or if no server comes up in time.
         """
         target = TargetWeights(path=path, version=version, checksum=checksum, canary=canary, adapter=adapter)
         await self._fleet.update(target)
 
     def metrics(self) -> dict[str, float]:
-        """Return counts since the start, and the current state, of every server: `inference/<i>/<name>`."""
+        """Return counts since the start, and the current state. Names of server i begin `inference/<i>/`."""
         return {
             **self._fleet.metrics(),
             "inference/requeued": self._requeued,
@@ -242,7 +242,7 @@ class InferenceClient:
         prefer: Replica | None,
         exclusive: bool = False,
     ) -> T:
-        """Return the result of `call` from one server; retry on another if that one is lost."""
+        """Run `call` on one server, and return its result. If the server is lost, retry on another server."""
         for _ in range(_MAX_LOSSES):
             replica = await self._router.acquire(cost, prefer=prefer, exclusive=exclusive)
             epoch = replica.epoch

@@ -1,4 +1,4 @@
-"""Supervision of the servers: heartbeats, exclusion, recovery, and one version of the weights."""
+"""Supervision of all servers: heartbeats, exclusion and recovery of servers, and updates of the weights."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _REVIVE_SECONDS = 0.2
 
 
 class Fleet:
-    """All servers of a client. `InferenceClient` describes the arguments."""
+    """Monitor of all servers of an `InferenceClient`, which documents the arguments."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Fleet:
         self._canary_tasks: set[asyncio.Task[None]] = set()
 
     async def start(self, timeout: float) -> None:
-        """Wait up to `timeout` seconds for all servers, then monitor them."""
+        """Wait up to `timeout` seconds until all servers are healthy, then start to monitor them."""
         await gather_results([self._wait_ready(replica, timeout) for replica in self._replicas])
         if not self._monitors:
             self._monitors = {
@@ -65,7 +65,7 @@ class Fleet:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def check(self) -> None:
-        """Raise an error that cannot be recovered from."""
+        """Raise an error if sampling cannot continue: all servers are down, or all compute incorrectly."""
         if self._wrong_results_error is not None:
             raise self._wrong_results_error
         self._router.check()
@@ -74,16 +74,17 @@ class Fleet:
                 task.result()
 
     async def handle_lost_call(self, replica: Replica, epoch: int, error: ReplicaLostError) -> None:
-        """Handle a failed call that began in the server's `epoch`.
+        """Exclude the server of a failed call. If only a connection broke, first check the server.
 
-        Take the server out, unless it is out already or only the connection was lost.
+        `epoch` is `replica.epoch` at the start of the call. Do nothing if the epoch is different now, because
+        the server was excluded during the call.
         """
         if isinstance(error, ConnectionDroppedError) and await replica.is_alive(self._heartbeat_timeout):
             return
         self._take_out_once(replica, epoch, _reason(error))
 
     def metrics(self) -> dict[str, float]:
-        """Return metrics of every server, and of the newest canaries."""
+        """Return metrics of every server, and the largest difference of the newest canaries."""
         values: dict[str, float] = {"inference/up": sum(replica.is_up for replica in self._replicas)}
         for replica in self._replicas:
             key = f"inference/{replica.index}"
@@ -101,7 +102,10 @@ class Fleet:
     # --- weights ---
 
     async def update(self, target: TargetWeights) -> None:
-        """Update all servers to `target`. Raise `InferenceError` if all fail, or none is up in time."""
+        """Update all servers that are up to `target`.
+
+        Raise `InferenceError` if all updates fail, or if no server comes up in time.
+        """
         previous, self._target = self._target, target
         replicas = [replica for replica in self._replicas if replica.is_up]
         epochs = [replica.epoch for replica in replicas]
@@ -116,13 +120,13 @@ class Fleet:
                 self._take_out_once(replica, epoch, _reason(error))
             elif error is not None:
                 self._fail(replica, _reason(error))
-        self._router.release(await self._router.acquire(0), 0)  # until one server is up
+        self._router.release(await self._router.acquire(0), 0)  # wait until a server is up
 
     async def _sync(self, replica: Replica, target: TargetWeights) -> None:
-        """Load the weights.
+        """Load the weights into a server, and check its canary.
 
-        Check the canary of an idle server at once. A busy server answers it later, so that the update does
-        not wait for its queue.
+        An idle server is checked before this method returns. A busy server is checked in the background,
+        because the request of the canary waits in the server's queue.
         """
         async with replica.update_lock:
             await load_weights(replica, target)
@@ -134,7 +138,7 @@ class Fleet:
         task.add_done_callback(self._canary_tasks.discard)
 
     async def _check_canary(self, replica: Replica, target: TargetWeights) -> None:
-        """Raise `InferenceError` if a server's canary differs from the trainer's."""
+        """Raise `InferenceError` if the log-probs of a server differ from the trainer's for the canary."""
         if target.canary is None:
             return
         result = await run_canary(replica, target, target.canary, self._canaries.get(replica))
@@ -192,9 +196,10 @@ class Fleet:
                 await self._revive(replica)
 
     async def _check_heartbeat(self, replica: Replica) -> None:
-        """Check that a server is alive, and which process it is.
+        """Exclude a server if it does not reply, or if its process has changed.
 
-        Any reply counts as a sign of life. While weights are loaded, no reply is expected.
+        A reply to any other request also counts. A server that loads weights is not checked, because it may
+        not reply.
         """
         epoch, started = replica.epoch, time.monotonic()
         if replica.update_lock.locked():
@@ -235,7 +240,10 @@ class Fleet:
             self._recovery_timer = loop.call_later(self._recovery_timeout, self._give_up)
 
     def _fail(self, replica: Replica, reason: str) -> None:
-        """Take out a running server that failed. Its process is not retried with these weights."""
+        """Exclude a running server that failed, and request its restart.
+
+        The server is not used with the current weights until its process has changed.
+        """
         self._refused[replica] = (replica.process_id, self._target)
         self._take_out(replica, reason)
         self._on_restart_needed(replica.url, reason)
@@ -251,7 +259,7 @@ class Fleet:
         )
 
     async def _revive(self, replica: Replica) -> None:
-        """Use a server again if it responds, serves the model, and has the newest weights."""
+        """Use an excluded server again, if it responds, serves the model, and loads the newest weights."""
         process = None
         try:
             if not await replica.is_healthy():
@@ -259,7 +267,7 @@ class Fleet:
             await replica.check_model()
             process = await replica.identify(timeout=self._heartbeat_timeout)
             if self._refused.get(replica) == (process, self._target):
-                return  # nothing has changed since it failed
+                return  # the server has failed with this process and these weights
             await self._sync_newest(replica)
         except ReplicaLostError as error:
             log.debug("%s has not recovered yet: %s", replica.url, error)
@@ -270,7 +278,7 @@ class Fleet:
 
     async def _sync_newest(self, replica: Replica) -> None:
         target = None
-        while self._target is not target:  # another update may set it meanwhile
+        while self._target is not target:  # an update may set another target meanwhile
             target = self._target
             if target is not None:
                 await self._sync(replica, target)
@@ -291,13 +299,13 @@ class Fleet:
         if self._recovery_timer is not None:
             self._recovery_timer.cancel()
             self._recovery_timer = None
-        version = "of its start" if replica.version is None else replica.version
-        log.log(SUCCESS, "%s is used again, with weights version %s", replica.url, version)
+        weights = "its first weights" if replica.version is None else f"weights version {replica.version}"
+        log.log(SUCCESS, "%s is used again, with %s", replica.url, weights)
         self._router.resume()
 
 
 def _reason(error: BaseException) -> str:
-    """Return an error with its hint, without the server's URL: the messages here name it."""
+    """Return an error with its hint as text. Omit the server's URL, which the log lines begin with."""
     if isinstance(error, InferenceError):
         return f"{error.message}. {error.hint}" if error.hint else error.message
     return str(error)

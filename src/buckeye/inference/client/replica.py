@@ -1,4 +1,4 @@
-"""One inference server from the client's view: connections, state, and calls."""
+"""Client of one inference server: its connections, its state, and calls of its routes."""
 
 from __future__ import annotations
 
@@ -23,16 +23,13 @@ from buckeye.inference.types import (
 from buckeye.monitor.metrics import BusyClock
 
 _IDLE_CONNECTIONS = 256  # kept for the next requests
-_HEALTH_SECONDS = 5.0  # for a server in unknown state
+_HEALTH_SECONDS = 5.0
 
 T = TypeVar("T")
 
 
 class ReplicaLostError(InferenceError):
-    """The server died, restarted or was taken out before it replied.
-
-    The request can be retried on another server.
-    """
+    """The server ended, restarted or was excluded before it replied. Another server can run the request."""
 
     code = "BK-INFERENCE-UNREACHABLE"
 
@@ -40,28 +37,29 @@ class ReplicaLostError(InferenceError):
 class ConnectionDroppedError(ReplicaLostError):
     """The connection broke before a reply.
 
-    The server may be healthy: under thousands of simultaneous connections, the system resets those that are
-    not accepted soon enough.
+    The server may be healthy. With thousands of simultaneous connections, the operating system resets the
+    connections that the server does not accept soon enough.
     """
 
 
 class ReplyTimeoutError(InferenceError):
-    """No reply arrived within the timeout. The server may still compute a long reply."""
+    """No reply arrived within the timeout. The server may still be computing the reply."""
 
     code = "BK-INFERENCE-UNREACHABLE"
 
 
 class RefusedError(InferenceError):
-    """The server replied with a refusal."""
+    """The server replied with an HTTP error."""
 
     code = "BK-INFERENCE-REQUEST"
 
 
 class Replica:
-    """One inference server. `timeout` is the deadline of a call, in seconds.
+    """Client of one inference server. `timeout` is the default time limit of a call, in seconds.
 
-    Every connection has a separate httpx client from `connect`. In one httpx client the cost of a request
-    grows with the square of the connections (19 ms of CPU at 256). A separate client takes only 3 kB.
+    Every connection uses a separate httpx client, which `connect` returns. With one httpx client for all
+    connections, a request would take 19 ms of CPU at 256 connections, and four times as much at twice as
+    many. A separate client uses 3 kB.
     """
 
     def __init__(
@@ -70,26 +68,26 @@ class Replica:
         self.index = index
         self.url = url.rstrip("/").removesuffix("/v1")
         self.is_vllm = False
-        """Set once the server is ready. vLLM gives all prompts of one request the same seed."""
+        """True if the server is vLLM. `check_model` sets it."""
         self.process_id: str | None = None
-        """Id of the server process behind the URL; it changes with every restart."""
+        """Id of the process that serves the URL. The id changes with every restart of the server."""
         self.dtype: str | None = None
-        """Compute dtype of the server; None if it is unknown, or differs between workers."""
+        """Compute dtype of the server; None if the dtype is unknown, or differs between workers."""
         self.version: int | None = None
-        """Version of the weights that the server was given last."""
+        """Version of the weights that this client sent last; None for the weights at the server's start."""
         self.adapter: str | None = None
-        """Name of the LoRA adapter that the server was given; None if it has complete weights."""
+        """Name of the LoRA adapter that this client loaded; None if the server has complete weights."""
         self.down_reason: str | None = None
-        """Reason why the server is not used; None while it is used."""
+        """Reason why this client excludes the server from requests; None while the server is used."""
         self.epoch = 0
-        """Number of times the server was taken out."""
+        """Number of times that the server was excluded."""
         self.max_num_seqs: int | None = None
-        """Number of requests that the server computes at a time; None if unknown."""
+        """Number of sequences that the server decodes at a time; None if unknown."""
         self.requests_in_flight = self.tokens_in_flight = 0
-        """Current requests, and the sum of their prompt tokens and `max_tokens`."""
+        """Number of current requests, and the sum of their prompt tokens and `max_tokens`."""
         self.busy_clock = BusyClock()
         self.requests = self.tokens = self.restarts = 0
-        """Completed generations, their sampled tokens, and the number of restarts."""
+        """Numbers of completed generations, of their sampled tokens, and of restarts of the server."""
         self.last_reply_at = 0.0
         """Time of the last reply of any kind, on the monotonic clock."""
         self.update_lock = asyncio.Lock()
@@ -99,7 +97,8 @@ class Replica:
         self._connect = connect
         self._idle: list[httpx.AsyncClient] = []
         self._in_use: set[httpx.AsyncClient] = set()
-        self._health = connect()  # for health checks only: a new connection waits behind thousands of others
+        # Health checks have their own connection, because a new one would wait behind thousands of others.
+        self._health = connect()
         self._health_lock = asyncio.Lock()
         self._calls: set[asyncio.Timeout] = set()
 
@@ -110,17 +109,16 @@ class Replica:
 
     @property
     def free_slots(self) -> float:
-        """Number of further requests that the server should get.
+        """Number of further requests to send to the server. Infinity if `max_num_seqs` is unknown.
 
-        The server gets a quarter more requests than it computes at a time, so that it never waits for the
-        client.
+        The server gets a quarter more requests than it decodes at a time, so that its queue is never empty.
         """
         if self.max_num_seqs is None:
             return math.inf
         return self.max_num_seqs + math.ceil(self.max_num_seqs / 4) - self.requests_in_flight
 
     def exclude(self, reason: str) -> None:
-        """Stop using the server. Pending calls raise `ReplicaLostError`."""
+        """Exclude the server from further requests. Pending calls raise `ReplicaLostError`."""
         self.down_reason = reason
         self.epoch += 1
         now = asyncio.get_running_loop().time()
@@ -129,7 +127,7 @@ class Replica:
                 call.reschedule(now)
 
     async def close(self) -> None:
-        """Close all connections, also those of calls that were cancelled."""
+        """Close all connections, including those of cancelled calls."""
         for connection in (*self._idle, *self._in_use, self._health):
             await connection.aclose()
 
@@ -138,7 +136,7 @@ class Replica:
     async def is_healthy(self, timeout: float = _HEALTH_SECONDS) -> bool:
         """Return True if the server answers GET /health within `timeout` seconds.
 
-        This does not involve its engine, which may be busy.
+        The engine of the server is not involved, so a busy engine does not delay the answer.
         """
         try:
             async with asyncio.timeout(timeout):
@@ -147,9 +145,10 @@ class Replica:
             return False
 
     async def is_alive(self, timeout: float) -> bool:
-        """Return True if the server still answers after a connection to it broke.
+        """Return True if the server answers any request within `timeout` seconds.
 
-        Checks GET /health within `timeout` seconds; any answer counts. Simultaneous calls share one check.
+        Call this after a connection broke. The method sends GET /health; simultaneous calls share one
+        request.
         """
         since = time.monotonic()
         async with self._health_lock:
@@ -158,7 +157,7 @@ class Replica:
             return self.last_reply_at > since
 
     async def check_model(self) -> None:
-        """Raise `InferenceError` if the server has another model. Detect whether it is vLLM."""
+        """Raise `InferenceError` if the server serves another model. Set `is_vllm`."""
         listed = await self.call("GET", "/v1/models")
         owners = self.parse_reply("/v1/models", lambda: {m["id"]: m["owned_by"] for m in listed["data"]})
         if self._model not in owners:
@@ -173,15 +172,15 @@ class Replica:
     async def workers(self, *args: str, timeout: float | None = None) -> list[dict[str, Any]]:
         """Return the state of each worker of the server.
 
-        With a directory in `args`, workers also report the weights in that directory. They reply between two
-        steps of the engine, so a reply also proves that the engine is alive.
+        With a directory in `args`, the workers also report the checksum of the weights in this directory. The
+        workers reply between two steps of the engine, so a reply proves that the engine works.
         """
         body = {"method": "buckeye_weights", "args": args}
         reply = await self.call("POST", "/collective_rpc", body, timeout=timeout)
         return self.parse_reply("/collective_rpc", lambda: [dict(worker) for worker in reply["results"]])
 
     async def identify(self, *, timeout: float) -> str:
-        """Return the id of the server process, within `timeout` seconds, and set `max_num_seqs`."""
+        """Return the id of the server process, and set `max_num_seqs`. Wait up to `timeout` seconds."""
         workers = await self.workers(timeout=timeout)
         counts = {worker.get("max_num_seqs") for worker in workers}
         self.max_num_seqs = min((n for n in counts if isinstance(n, int) and n > 0), default=None)
@@ -190,9 +189,10 @@ class Replica:
     async def generate(
         self, prompt_ids: Sequence[int], params: SamplingParams, *, request_id: str
     ) -> Generation:
-        """Sample one sequence; `request_id` is the id for `abort`.
+        """Sample one sequence. `abort` needs the `request_id`.
 
-        vLLM gets no seed: a seed makes it sample row by row, and its results depend on the batch anyway.
+        A request to vLLM has no seed. With a seed, vLLM samples each row separately, which is slower, and its
+        results still depend on the batch.
         """
         fields = sampling_fields(params)
         if self.is_vllm:
@@ -200,15 +200,15 @@ class Replica:
         return self._count([await self.generate_fields(prompt_ids, fields, request_id=request_id)])[0]
 
     async def abort(self, request_id: str) -> None:
-        """Abort a request, if the server has it. Its partial result is returned to the caller."""
-        # vLLM derives its own name from this id; both servers ignore unknown ids
+        """Abort a request if it is running. Its `generate` then returns the tokens sampled so far."""
+        # vLLM adds a prefix to the id. Both kinds of servers ignore unknown ids.
         names = [request_id, f"generate-tokens-{request_id}"]
         await self.request("POST", "/abort_requests", {"request_ids": names})
 
     async def generate_fields(
         self, prompt_ids: Sequence[int], sampling: dict[str, Any], **named: str
     ) -> Generation:
-        """Sample one sequence with the given fields of `sampling_params`. It is not counted."""
+        """Sample one sequence with the given fields of `sampling_params`. Do not add it to the counts."""
         route = "/inference/v1/generate"
         body: dict[str, Any] = {"token_ids": list(prompt_ids), **named}
         body["sampling_params"] = {**sampling, "logprobs": 0}
@@ -221,8 +221,8 @@ class Replica:
     async def generate_batch(
         self, prompts: Sequence[Sequence[int]], params: SamplingParams
     ) -> list[Generation]:
-        """Sample one sequence for each prompt, all sent at once; sequence i uses seed `params.seed` + i."""
-        if self.is_vllm:
+        """Sample one sequence for each prompt. Prompt i uses the seed `params.seed` + i."""
+        if self.is_vllm:  # vLLM would use one seed for all prompts of a request
             seeded = [dataclasses.replace(params, seed=params.seed + i) for i in range(len(prompts))]
             pairs = zip(prompts, map(sampling_fields, seeded), strict=True)
             return self._count(await gather_results([self.generate_fields(*pair) for pair in pairs]))
@@ -249,10 +249,10 @@ class Replica:
         return self._count(generations)
 
     async def _call_model(self, route: str, body: dict[str, Any]) -> Any:
-        """Call the model, with the adapter that the server was given.
+        """Call a route that samples, with the name of the loaded adapter, or else of the model.
 
-        Repeat the call if the first adapter arrived meanwhile: samples for the model's own name may be
-        without the adapter.
+        Repeat the call if an adapter was loaded meanwhile, because the samples may be from the model without
+        the adapter.
         """
         while True:
             adapter = self.adapter
@@ -261,14 +261,14 @@ class Replica:
                 return reply
 
     def _check_versions(self, generation: Generation, version: int | None) -> None:
-        """Raise `ReplicaLostError` if tokens are older than the weights `version`.
+        """Raise `ReplicaLostError` if weights older than `version` sampled some tokens.
 
-        A server with older weights than it was given has restarted.
+        The server had `version` when the request began. If it uses older weights now, it has restarted.
         """
         if version is not None and min(generation.versions, default=version) < version:
             raise ReplicaLostError(
-                f"tokens have weights version {min(generation.versions)}, but the server was given version "
-                f"{version}: it was restarted",
+                f"weights version {min(generation.versions)} sampled some tokens, but the server already had "
+                f"version {version}: it was restarted",
                 at=self.url,
             )
 
@@ -280,10 +280,10 @@ class Replica:
     # --- calls ---
 
     async def call(self, method: str, route: str, body: Any = None, *, timeout: float | None = None) -> Any:
-        """Make one call within `timeout` seconds and return the JSON value of the reply.
+        """Send one request and return the JSON value of the reply. Wait up to `timeout` seconds.
 
-        Raise `InferenceError` for a refusal, an invalid reply or a timeout, `ReplicaLostError` if the server
-        is lost.
+        Raise `InferenceError` for an HTTP error, an invalid reply or a timeout. Raise `ReplicaLostError` if
+        the connection broke, or the server restarted or was excluded.
         """
         response = await self.request(method, route, body, timeout=timeout)
         return self.parse_reply(route.partition("?")[0], response.json)
@@ -291,9 +291,10 @@ class Replica:
     async def request(
         self, method: str, route: str, body: Any = None, *, timeout: float | None = None
     ) -> httpx.Response:
-        """Make one call within `timeout` seconds and return the response unparsed.
+        """Send one request and return the response. Wait up to `timeout` seconds.
 
-        Raise `InferenceError` for a refusal or a timeout, `ReplicaLostError` if the server is lost.
+        Raise `InferenceError` for an HTTP error or a timeout. Raise `ReplicaLostError` if the connection
+        broke, or the server restarted or was excluded.
         """
         path = route.partition("?")[0]
         started, epoch = time.monotonic(), self.epoch
@@ -347,7 +348,7 @@ class Replica:
 
     @asynccontextmanager
     async def _connection(self, route: str) -> AsyncIterator[httpx.AsyncClient]:
-        """Yield a connection without other requests."""
+        """Yield a connection that no other request uses."""
         if route == "/health":
             yield self._health
             return

@@ -1,7 +1,4 @@
-"""Routing: the server of a request, and the start of a rollout.
-
-A request goes to the least loaded server, or to the one that has its prefix cached.
-"""
+"""Choice of the server for each request, and of the time at which a rollout may start."""
 
 from __future__ import annotations
 
@@ -27,11 +24,11 @@ class _WaitingRequest:
 
 
 class Router:
-    """Router of requests to servers that are up, in order of arrival.
+    """Router that assigns requests to servers, in order of arrival.
 
-    The number of requests per server is not limited. But a rollout begins only when a server has room for it,
-    so that its time limit does not run while it waits for others. `timeout` is the maximum wait of a request
-    for a server that is up, in seconds.
+    The number of requests per server is not limited. But a rollout starts only when a server has a free slot,
+    so that the time limit of the rollout does not run while it waits for others. A request waits up to
+    `timeout` seconds for a server.
     """
 
     def __init__(self, replicas: Sequence[Replica], *, timeout: float) -> None:
@@ -40,15 +37,14 @@ class Router:
         self._waiting: deque[_WaitingRequest] = deque()
         self._final_error: InferenceError | None = None
         self._waiting_rollouts: deque[asyncio.Future[None]] = deque()
-        # deadlines of the slots reserved for rollouts without a request yet
+        # Times at which reservations end. Each reservation is for a rollout that has sent no request yet.
         self._reservations: deque[float] = deque()
 
     async def wait_for_slot(self) -> None:
-        """Wait until a server that is up has room for one more rollout, in order of arrival.
+        """Wait until a server has a free slot for one more rollout. Rollouts start in order of arrival.
 
-        The slot stays reserved for one second. A rollout without a request by then is busy with other work.
-        Return at once if servers do not report their capacity, or if no server will come back. In the latter
-        case, `acquire` raises the error.
+        The slot is reserved for one second, or until the next request. Return at once if a server does not
+        report its capacity. Also return at once after `fail_all`; `acquire` then raises the error.
         """
         admitted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting_rollouts.append(admitted)
@@ -62,16 +58,16 @@ class Router:
 
     @property
     def num_waiting_rollouts(self) -> int:
-        """Number of rollouts that wait for room."""
+        """Number of rollouts that wait for a free slot."""
         return len(self._waiting_rollouts)
 
     async def acquire(self, cost: int, *, prefer: Replica | None = None, exclusive: bool = False) -> Replica:
-        """Return a server for a request of `cost` tokens; the caller must release it.
+        """Return a server for a request of `cost` tokens. The caller must release the server.
 
-        The server is `prefer` if that is up and has room, else the one with the fewest tokens. With
-        `exclusive`, the server has no other requests, and is `prefer` while that is up.
+        Return `prefer` if it is up and has a free slot, else the server with the fewest tokens in flight.
+        With `exclusive`, wait until the server has no other requests; the server is `prefer` if it is up.
 
-        Raise `InferenceError` if none is available in time, or if no server will come back.
+        Raise `InferenceError` if no server is available in time, or after `fail_all`.
         """
         self.check()
         waiting = _WaitingRequest(cost, prefer, exclusive)
@@ -84,7 +80,7 @@ class Router:
             if waiting in self._waiting:
                 self._waiting.remove(waiting)
             elif not waiting.placed.cancelled() and waiting.placed.exception() is None:
-                self.release(waiting.placed.result(), cost)  # placed and cancelled at the same time
+                self.release(waiting.placed.result(), cost)  # a server was assigned during cancellation
             if isinstance(error, TimeoutError):
                 raise InferenceError(
                     f"no inference server accepted a request within {self._timeout:g} s ({self.describe()})",
@@ -94,17 +90,14 @@ class Router:
             raise
 
     def release(self, replica: Replica, cost: int) -> None:
-        """Release a server after a request of `cost` tokens."""
+        """Release a server that `acquire` returned for a request of `cost` tokens."""
         replica.tokens_in_flight -= cost
         replica.requests_in_flight -= 1
         self.place()
         self._start_rollouts()
 
     def place(self) -> None:
-        """Place waiting requests while servers are available.
-
-        Call it when a server may have become available.
-        """
+        """Assign servers to waiting requests. Call this when a server may have become available."""
         while self._waiting:
             first = self._waiting[0]
             replica = self._choose(first)
@@ -119,7 +112,7 @@ class Router:
                 first.placed.set_result(replica)
 
     def fail_all(self, error: InferenceError) -> None:
-        """Fail all waiting and future requests with `error`: no server will come back."""
+        """Fail all waiting and future requests with `error`, until `resume`."""
         self._final_error = error
         while self._waiting:
             waiting = self._waiting.popleft()
@@ -133,7 +126,7 @@ class Router:
             raise self._final_error
 
     def resume(self) -> None:
-        """Resume placing requests: a server is up again."""
+        """Assign requests again. Call this when a server is up after `fail_all` or an exclusion."""
         self._final_error = None
         self.place()
         self._start_rollouts()

@@ -1,4 +1,4 @@
-"""Update of one server to new weights or a new adapter during sampling, with verification."""
+"""Update of one server to new weights or a new adapter, while it samples, and checks of the result."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _ARRIVAL_SECONDS = 600.0
 _ARRIVAL_POLL_SECONDS = 0.05
 
 ADAPTER = "buckeye-adapter"
-"""Name of the run's LoRA adapter on servers."""
+"""Name under which servers load the LoRA adapter of a run."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TargetWeights:
-    """Weights that all servers must have. With `adapter` they are the initial model plus a LoRA adapter."""
+    """Weights that all servers must load. If `adapter`, `path` has a LoRA adapter for the initial model."""
 
     path: Path
     version: int
@@ -34,30 +34,29 @@ class TargetWeights:
 
 
 async def load_weights(replica: Replica, target: TargetWeights) -> None:
-    """Replace the weights of a server; its running requests continue with the new ones.
+    """Replace the weights of a server. Its running requests continue with the new weights.
 
-    Raise `InferenceError` unless all its workers echo version and checksum.
+    Raise `InferenceError` unless all workers of the server report the new version and checksum.
     """
     await _wait_for_arrival(replica, target)
     try:
-        # The embedded engine reads new weights first and installs them, with their version, between two
-        # steps. vLLM replaces weights while it reads them, and an adapter gets its version only after it is
-        # loaded. So both need a pause. Without clear_cache, requests with a cached prefix would use keys of
-        # the old weights.
+        # The embedded engine replaces complete weights and their version together, between two steps. vLLM
+        # replaces weights while it reads them. An adapter gets its version after it is loaded. So vLLM and
+        # adapters need a pause. Without clear_cache, requests would use cached keys of the old weights.
         if replica.is_vllm or target.adapter:
             await replica.call("POST", "/pause?mode=keep&clear_cache=true")
         await (_load_adapter(replica, target) if target.adapter else _load_weights(replica, target))
     except BaseException:
-        with contextlib.suppress(InferenceError):  # raise the first error
+        with contextlib.suppress(InferenceError):  # the caller needs the first error
             await replica.call("POST", "/resume")
         raise
-    # Resume after a pause by any client: a client may have died in the middle of an update. Check first,
-    # because /resume waits for the engine, whose first step with new weights is long.
+    # Resume, even if this function did not pause: another client may have ended during an update. Check
+    # first, because /resume waits for the engine, whose first step with new weights is long.
     state = await replica.call("GET", "/is_paused")
     if replica.parse_reply("/is_paused", lambda: state["is_paused"]):
         await replica.call("POST", "/resume")
     info = await replica.call("GET", "/weight_info")
-    # the embedded server reports as its only worker
+    # the embedded server has no workers, so its own reply has the checksum
     workers = [info] if "checksum" in info else await replica.workers()
     echoed = {worker.get("checksum") for worker in workers}
     if (str(info.get("weight_version")), echoed) != (str(target.version), {target.checksum}):
@@ -75,7 +74,7 @@ async def load_weights(replica: Replica, target: TargetWeights) -> None:
 
 
 async def _wait_for_arrival(replica: Replica, target: TargetWeights) -> None:
-    """Wait until the weights have arrived on the disk of a server on another host."""
+    """Wait until the weights are on the disk of the server's host, if the server is on another host."""
     if is_loopback(urlsplit(replica.url).hostname or ""):
         return
     deadline = time.monotonic() + _ARRIVAL_SECONDS
@@ -95,9 +94,9 @@ async def _wait_for_arrival(replica: Replica, target: TargetWeights) -> None:
 async def run_canary(
     replica: Replica, target: TargetWeights, canary: Canary, previous: CanaryResult | None
 ) -> CanaryResult | None:
-    """Compare a server's greedy continuation of the canary's prompt.
+    """Let a server continue the canary's prompt greedily, and compare the result with the canary.
 
-    None if the server got newer weights during the reply, which then has tokens of two versions.
+    Return None if the weights changed during the reply, because the canary is for one version only.
     """
     sampling = {"temperature": 0.0, "max_tokens": len(canary.token_ids), "ignore_eos": True}
     generation = await replica.generate_fields(canary.prompt_ids, sampling)
@@ -110,7 +109,7 @@ async def _load_weights(replica: Replica, target: TargetWeights) -> None:
     if replica.is_vllm:
         await replica.call("POST", "/init_weight_transfer_engine", {"init_info": {}})
     if replica.is_vllm and any(worker.get("updating") for worker in await replica.workers()):
-        # its client is gone, and a second update would crash vLLM
+        # a client ended during an update, and vLLM would crash if a second update started now
         await _finish_unchanged(replica)
     await replica.call("POST", "/start_weight_update")
     await replica.call("POST", "/update_weights", {"update_info": {"path": str(target.path.absolute())}})
@@ -131,10 +130,10 @@ async def _load_adapter(replica: Replica, target: TargetWeights) -> None:
 async def _load_adapter_into_vllm(replica: Replica, path: str) -> None:
     """Load an adapter into vLLM.
 
-    vLLM's route is called only once, to register the name. Later the workers replace the loaded adapter. With
-    `load_inplace` in the route, vLLM would reload the adapter from its path at every step of a request.
+    The first adapter needs vLLM's own route, which registers the name. Buckeye's worker method replaces later
+    adapters. vLLM's route with `load_inplace` would reload the adapter from disk at every step of a request.
     """
-    await _load_in_workers(replica, path)  # before the name is registered, workers only check the files
+    await _load_in_workers(replica, path)  # if the name is not registered, this only checks the files
     listed = await replica.call("GET", "/v1/models")
     if ADAPTER not in replica.parse_reply("/v1/models", lambda: [model["id"] for model in listed["data"]]):
         await replica.request("POST", "/v1/load_lora_adapter", {"lora_name": ADAPTER, "lora_path": path})
@@ -151,11 +150,11 @@ async def _load_in_workers(replica: Replica, path: str) -> None:
 
 
 async def _check_incoming(replica: Replica, target: TargetWeights) -> None:
-    """Check that every worker has loaded the target weights, before they are used."""
+    """Raise `InferenceError` unless every worker has read the target weights."""
     workers = await replica.workers()
     if replica.is_vllm and not any(worker.get("incoming") for worker in workers):
-        # Nothing was replaced. vLLM accepts no other update before this one is finished, so finish it with
-        # the old version.
+        # No worker has replaced its weights. Finish the update with the old version, because vLLM accepts no
+        # other update before.
         await _finish_unchanged(replica)
     for worker in workers:
         if worker.get("incoming") != target.checksum:

@@ -1,1 +1,1 @@
-"""Embedded engine: weights, cache, decoding, sampling. Handles neither HTTP nor messages."""
+"""Embedded engine, which samples token ids from a model. It handles no HTTP requests and no messages."""

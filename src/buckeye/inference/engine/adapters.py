@@ -1,8 +1,8 @@
 """LoRA adapters (Hu et al. 2021, arXiv:2106.09685) in peft's format, applied to the served model.
 
-Float32 weights are merged with the adapter: W + scale * B @ A, at no extra cost per token. In 16 bits,
-rounding would remove most of the adapter, so it stays separate, in float32. An adapter is always applied to
-the unchanged base weights on disk. So replacing an adapter leaves no residue of the old one.
+Float32 weights are merged with the adapter into W + scale * B @ A, at no extra cost per token. With 16-bit
+weights, rounding would remove most of a merged adapter, so the adapter stays separate, in float32. An adapter
+is always applied to the unchanged base weights on disk, so no part of an earlier adapter remains.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _TIED = ("lm_head.weight", "model.embed_tokens.weight")
 _MERGEABLE: Mapping[str, tuple[Any, ...]] = {
     "peft_type": ("LORA",),
     "bias": (None, "none"),
-    # other initializations also change the base weights
+    # peft's other initializations also change the base weights
     "init_lora_weights": (None, True, False, "gaussian", "eva", "orthogonal"),
     **dict.fromkeys(
         (
@@ -48,11 +48,11 @@ _MERGEABLE: Mapping[str, tuple[Any, ...]] = {
         (None, False),
     ),
 }
-"""Adapter settings, and the values that make the adapter exactly W + scale * B @ A."""
+"""Settings of an adapter, with their supported values. Others do not compute exactly W + scale * B @ A."""
 
 
 class AdaptedCheckpoint(Checkpoint):
-    """Model directory with an adapter applied. `checksum` covers the adapter's files."""
+    """Checkpoint of a base model with an adapter applied. `checksum` is that of the adapter's files."""
 
     def __init__(self, base: Path, adapter: Path) -> None:
         super().__init__(base)
@@ -71,7 +71,7 @@ class AdaptedCheckpoint(Checkpoint):
             raise self._error(
                 f"the adapter changes {', '.join(sorted(tied))}, but head and embedding are tied in "
                 f"{self.directory}",
-                hint="use an adapter that changes neither",
+                hint="use an adapter that changes neither head nor embedding",
             )
         for module, sides in pairs.items():
             a, b = self._checked_pair(f"{module}.weight", sides)
@@ -82,13 +82,13 @@ class AdaptedCheckpoint(Checkpoint):
     def _checked_pair(
         self, name: str, sides: Mapping[str, torch.Tensor]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return A and B of a tensor. Raise `TransportError` if their shapes do not fit the tensor."""
+        """Return A and B for the tensor `name`. Raise `TransportError` if their shapes do not fit it."""
         if sides.keys() != {"A", "B"}:
-            raise self._error(f"one of the two matrices of {name} is missing")
+            raise self._error(f"{name} needs a matrix lora_A and a matrix lora_B; one of them is missing")
         a, b = sides["A"], sides["B"]
         if a.ndim != 2 or b.ndim != 2 or a.shape[0] != b.shape[1]:
             raise self._error(
-                f"the matrices of {name}, {list(a.shape)} and {list(b.shape)}, do not fit each other"
+                f"lora_A {list(a.shape)} and lora_B {list(b.shape)} of {name} have shapes that do not match"
             )
         self._check_target(name, (b.shape[0], a.shape[1]))
         return a, b
@@ -109,7 +109,7 @@ class AdaptedCheckpoint(Checkpoint):
 
 
 def verified_checksum(adapter: Path) -> str:
-    """Return one SHA-256 for an adapter's files, checked against the manifest if there is one.
+    """Return one SHA-256 for all files of an adapter. If the adapter has a manifest, check the files first.
 
     Raise `TransportError` for a damaged or missing file.
     """
@@ -131,10 +131,10 @@ def _read_tensors(path: Path) -> dict[str, torch.Tensor]:
 
 
 def _read_scale(path: Path) -> Callable[[str, int], float]:
-    """Return the scale of B @ A by module and rank.
+    """Return a function that computes the scale of B @ A from the name of a module and the rank.
 
-    It is alpha / rank, or with `use_rslora` alpha / sqrt(rank) (Kalajdzievski 2023, arXiv:2312.03732).
-    `alpha_pattern` has alphas for modules with matching names.
+    The scale is alpha / rank, or with `use_rslora` alpha / sqrt(rank) (Kalajdzievski 2023, arXiv:2312.03732).
+    alpha is `lora_alpha`, unless a pattern in `alpha_pattern` matches the name of the module.
     """
     try:
         config = read_json(path)

@@ -36,7 +36,7 @@ RopeKind = Literal["default", "linear", "llama3"]
 class RopeSpec:
     """Rotary position embedding.
 
-    The last three fields belong to "llama3" scaling; `factor` also belongs to "linear".
+    `factor` is for the kinds "linear" and "llama3". The fields after `factor` are for "llama3" only.
     """
 
     kind: RopeKind
@@ -70,7 +70,7 @@ class ModelSpec:
 
     @property
     def qk_heads(self) -> int:
-        """Number of query and key heads together: the heads that are normalized and rotated."""
+        """Number of query heads plus number of key heads. These heads are normalized and rotated."""
         return self.num_heads + self.num_kv_heads
 
 
@@ -89,7 +89,7 @@ def model_directory(name: str) -> Path:
 def read_spec(directory: Path) -> ModelSpec:
     """Return the spec of the model in `directory`.
 
-    Raise `InferenceError` for anything that this engine would compute incorrectly.
+    Raise `InferenceError` if `config.json` is damaged, or if the embedded engine does not support the model.
     """
     path = directory / "config.json"
     config = read_model_config(path)
@@ -97,14 +97,14 @@ def read_spec(directory: Path) -> ModelSpec:
     try:
         return _build_spec(complete_config(config, path), eos_token_ids(config, directory))
     except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
-        raise _damaged(f"a key is missing or has the wrong type: {error}", at=path) from error
+        raise _damage_error(f"a key is missing or has the wrong type: {error}", at=path) from error
 
 
 def check_sizes(directory: Path) -> None:
-    """Check the sizes in a `config.json` before building anything from them.
+    """Check the sizes in the `config.json` of a model, before a large wrong size uses up the memory.
 
-    Each must be a whole number, not larger than the weights next to it allow. Raise `InferenceError`
-    otherwise.
+    Raise `InferenceError` if a size is not a whole number, or if it does not fit the weights in `directory`:
+    it is larger than every dimension, or there are more layers than tensors.
     """
     path = directory / "config.json"
     config = read_model_config(path)
@@ -117,28 +117,30 @@ def check_sizes(directory: Path) -> None:
             if size is None:
                 continue
             if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= _MAX_SIZE:
-                raise _damaged(f"{key} is {format_value(size)}; expected a whole number", at=path)
+                raise _damage_error(f"{key} is {format_value(size)}; expected a whole number", at=path)
             if size == 0 and key in _NON_ZERO:
-                raise _damaged(f"{key} is 0", at=path)
+                raise _damage_error(f"{key} is 0", at=path)
             if key == _LAYERS and shapes and size > len(shapes):
-                raise _damaged(f"{key} is {size}, but the weights have {len(shapes)} tensors in all", at=path)
+                raise _damage_error(
+                    f"{key} is {size}, but the weights have {len(shapes)} tensors in all", at=path
+                )
             if key != _LAYERS and size > widest:
-                raise _damaged(
+                raise _damage_error(
                     f"{key} is {size}, but no dimension of the weights is larger than {widest}", at=path
                 )
 
 
 def tensor_shapes(directory: Path) -> dict[str, list[int]]:
-    """Return name -> shape of every tensor in a directory's safetensors files.
+    """Return the name and shape of every tensor in the safetensors files of a directory.
 
-    Reads only their headers; empty without such files. Raise `UsageError` for an incomplete file.
+    The function reads only the headers of the files. Raise `UsageError` for an incomplete file.
     """
     headers = _tensor_headers(directory).values()
     return {name: entry["shape"] for header in headers for name, entry in header.items()}
 
 
 def _tensor_headers(directory: Path) -> dict[Path, dict[str, dict[str, Any]]]:
-    """Return the entries of all tensors by file. Raise `UsageError` for an incomplete file."""
+    """Return the header of each safetensors file. Raise `UsageError` for an incomplete file."""
     headers: dict[Path, dict[str, dict[str, Any]]] = {}
     for file in sorted(directory.glob("*.safetensors")):
         try:
@@ -158,9 +160,10 @@ def _tensor_headers(directory: Path) -> dict[Path, dict[str, dict[str, Any]]]:
 
 
 def is_untrained(directory: Path) -> bool:
-    """Return True if the weights of a model are as they were initialized: all norms have equal elements.
+    """Return True if a model has its initial weights.
 
-    Training moves them. Return False if they cannot be read.
+    In initial weights, all elements of a norm are equal; training makes them differ. Return False if the
+    weights cannot be read.
     """
     try:
         return _has_initial_norms(directory)
@@ -184,12 +187,12 @@ def _has_initial_norms(directory: Path) -> bool:
 
 
 def _is_constant(data: bytes, elements: int) -> bool:
-    """Return True if the elements of a tensor are equal."""
+    """Return True if all `elements` numbers in `data` are equal."""
     return data == data[: len(data) // elements] * elements
 
 
 def read_model_config(path: Path) -> dict[str, Any]:
-    """Return the object in a `config.json`. Raise `InferenceError` if the file is missing or invalid."""
+    """Return the JSON object in a file. Raise `InferenceError` if the file is missing or invalid."""
     try:
         config = read_json(path)
     except FileNotFoundError:
@@ -199,13 +202,13 @@ def read_model_config(path: Path) -> dict[str, Any]:
             hint="check the path of the model",
         ) from None
     except (OSError, ValueError, RecursionError) as error:
-        raise _damaged(f"cannot read {path}: {error}") from error
+        raise _damage_error(f"cannot read {path}: {error}") from error
     if not isinstance(config, dict):
-        raise _damaged(f"{path} is not a JSON object")
+        raise _damage_error(f"{path} is not a JSON object")
     return config
 
 
-def _damaged(message: str, *, at: Path | None = None) -> InferenceError:
+def _damage_error(message: str, *, at: Path | None = None) -> InferenceError:
     where = None if at is None else str(at)
     return InferenceError(message, code="BK-MODEL-DAMAGED", at=where, hint=_FETCH_AGAIN)
 
@@ -250,11 +253,11 @@ def _build_rope(rope: Mapping[str, Any], positions: int) -> RopeSpec:
 
 
 def eos_token_ids(config: Mapping[str, Any], directory: Path) -> tuple[int, ...]:
-    """Return the ids that end a generation: those of generation_config.json, else those of `config`."""
+    """Return the token ids that end a generation, from generation_config.json or else from `config`."""
     path = directory / "generation_config.json"
     generation = read_model_config(path) if path.is_file() else {}
     eos = generation.get("eos_token_id", config.get("eos_token_id"))
     tokens = eos if isinstance(eos, list) else [] if eos is None else [eos]
     if not all(isinstance(token, int) for token in tokens):
-        raise _damaged("eos_token_id must be a token id, or a list of token ids", at=path)
+        raise _damage_error("eos_token_id must be a token id, or a list of token ids", at=path)
     return tuple(tokens)

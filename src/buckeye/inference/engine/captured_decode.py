@@ -1,7 +1,7 @@
-"""Decode step on CUDA in one launch.
+"""Decode step on CUDA as one CUDA graph.
 
-The kernels of all layers are captured in a CUDA graph for each (rounded up) number of sequences. Launching
-them separately takes longer than running them.
+A graph contains the kernels of all layers for one number of sequences. Launching these kernels one by one
+takes longer than running them.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ _NO_SEQUENCE = -1
 
 
 class CapturedDecode:
-    """CUDA version of `Decoder.decode`.
+    """Decode step for CUDA that captures its graphs when they are first needed.
 
-    A graph reads tokens, positions and weights at the addresses of the capture. A change of
-    `DecoderWeights.moves` invalidates the graph. Raises Triton's errors if it cannot compile.
+    A graph reads tokens, positions and weights at fixed addresses. When `DecoderWeights.moves` changes, all
+    graphs are captured again. Triton's errors are raised if a kernel does not compile.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class CapturedDecode:
     def __call__(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Return logits, float32 [B, vocab], of tokens [B] at positions [B] in slots 0..B-1.
 
-        The next call overwrites them.
+        The next call overwrites the returned logits.
         """
         count = len(tokens)
         rows = min(rounded_up(count), self._slots)
@@ -63,7 +63,7 @@ class CapturedDecode:
         return self._logits[:count]
 
     def _capture(self, rows: int) -> torch.cuda.CUDAGraph:
-        self._step(rows)  # warm-up: compiles kernels and lets libraries select theirs
+        self._step(rows)  # the first run compiles kernels, and libraries select their kernels
         graph = torch.cuda.CUDAGraph()
         # other threads may prepare new weights meanwhile
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
@@ -78,9 +78,9 @@ class CapturedDecode:
 
 
 def rounded_up(count: int) -> int:
-    """Round a number of sequences up, so that few graphs exist.
+    """Round a number of sequences up, so that few graphs are needed.
 
-    The result is a multiple of an eighth of the next power of two.
+    The result is a multiple of an eighth of the next power of two. For example, 35 becomes 40.
     """
     step = max(1, 2 ** (count - 1).bit_length() // 8)
     return -(-count // step) * step
@@ -96,7 +96,8 @@ def decode_step(
 ) -> torch.Tensor:
     """Return logits [B, vocab] of tokens [B] at positions [B].
 
-    A row without a sequence has position -1. Row i reads and extends slot i of each layer's cache.
+    Row i reads slot i of each layer's cache, and adds the key and value of its token. A row with position -1
+    has no sequence.
     """
     layers, eps = weights.layers, spec.rms_eps
     x = F.embedding(tokens, weights.embed)

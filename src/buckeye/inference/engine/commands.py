@@ -1,4 +1,4 @@
-"""Command queue: other threads send functions to the engine's thread."""
+"""Queue through which other threads send functions to the engine's thread."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from buckeye.inference.engine.weights import PartialUpdateError
 
 
 class CommandQueue:
-    """Queue of functions from any thread. One thread runs them in order by calling `run_pending`."""
+    """Queue of functions. Any thread adds functions, and one thread runs them in order (`run_pending`)."""
 
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -22,7 +22,7 @@ class CommandQueue:
         self._queue.put(command)
 
     def call(self, function: Callable[[], None]) -> Future[None]:
-        """Queue `function`. The future completes, or gets the exception, when it has run."""
+        """Queue `function`. Return a future that completes when `function` has run, or gets its exception."""
         done: Future[None] = Future()
 
         def command() -> None:
@@ -31,7 +31,7 @@ class CommandQueue:
             except Exception as error:
                 done.set_exception(error)
                 if isinstance(error, torch.AcceleratorError | PartialUpdateError):
-                    raise  # this process cannot compute anything after these errors
+                    raise  # after these errors the process must end
             else:
                 done.set_result(None)
 
@@ -39,7 +39,7 @@ class CommandQueue:
         return done
 
     def run_pending(self, *, block: bool) -> None:
-        """Run everything in the queue. With `block`, wait for a command if the queue is empty."""
+        """Run all functions in the queue. With `block`, wait for a function if the queue is empty."""
         if block:
             self._queue.get()()
         while True:

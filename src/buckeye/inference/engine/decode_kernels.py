@@ -1,9 +1,9 @@
-"""Triton kernels for a decode step on CUDA, between the matrix products.
+"""Triton kernels for all operations of a decode step on CUDA other than matrix products with weights.
 
 PyTorch would launch twice as many kernels, and each would read and write intermediate results.
 
-Letters as in `decoder.py`: B sequences, H query heads, K key/value heads, D head_dim, T positions. Kernels
-compute in float32 and round when they store. A position below 0 marks a row without a sequence.
+Letters in shapes: B sequences, H query heads, K key/value heads, D head_dim, T positions. Kernels compute in
+float32 and round when they store. A position below 0 marks a row without a sequence.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import triton.language as tl
 _BLOCK = 64  # maximum positions of keys and values per iteration
 _MIN_ROWS = 16  # minimum rows of a tensor-core matrix product
 _MAX_SPLITS = 16
-_SHARED_MEMORY = 96 * 2**10  # bytes, if no device reports its size
+_SHARED_MEMORY = 96 * 2**10  # bytes, for a device other than CUDA
 _PROGRAMS_PER_PROCESSOR = 4
 
 
@@ -72,9 +72,10 @@ def rotate_and_store(
     heads: int,
     epsilon: float,
 ) -> torch.Tensor:
-    """Normalize (with `weight` [H + K, D]) and rotate the queries and keys of `qkv` [B, (H + 2K) D].
+    """Normalize and rotate the queries and keys of `qkv` [B, (H + 2K) D], and store keys and values.
 
-    Write keys and values into `kv` [slots, 2K, max_len, D], row i into slot i. Return the queries, [B, H, D].
+    `weight` [H + K, D] is the weight of the norm; None skips the norm. The keys and values of row i go into
+    slot i of `kv` [slots, 2K, max_len, D]. Return the queries, [B, H, D].
     """
     count, key_values, head_dim = len(qkv), kv.shape[1] // 2, kv.shape[-1]
     queries = qkv.new_empty(count, heads, head_dim)
@@ -169,7 +170,7 @@ def _combine(
     p = tl.arange(0, MAX_SPLITS)
     d = tl.arange(0, WIDTH)
     best = tl.load(highest + head * parts + p, mask=p < parts, other=float("-inf"))
-    top = tl.maximum(tl.max(best, 0), -1e30)  # in a row without a sequence all are -inf
+    top = tl.maximum(tl.max(best, 0), -1e30)  # a row without a sequence has only -inf
     weights = tl.exp(best - top)
     total = tl.load(totals + head * parts + p, mask=p < parts, other=0.0)
     present = (p[:, None] < parts) & (d[None, :] < D)
@@ -181,9 +182,9 @@ def _combine(
 def attend(queries: torch.Tensor, kv: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     """Return the attention output [B, H D] of one token per row.
 
-    `queries` [B, H, D] of row i attend to the positions up to their own in slot i of `kv` [slots, 2K,
-    max_len, D]. With few rows the positions are split, so that every multiprocessor has work
-    (flash-decoding).
+    Row i of `queries` [B, H, D] attends to the positions 0 to `positions[i]` in slot i of `kv` [slots, 2K,
+    max_len, D]. With few rows, several programs share the positions of a row, so that every multiprocessor
+    has work (flash-decoding).
     """
     count, heads, head_dim = queries.shape
     key_values = kv.shape[1] // 2
@@ -235,7 +236,7 @@ def attend(queries: torch.Tensor, kv: torch.Tensor, positions: torch.Tensor) -> 
 def _tile(row_bytes: int, device: torch.device) -> tuple[int, int]:
     """Return the number of positions per read, and the number of reads in flight.
 
-    The keys and values of these reads fit into a multiprocessor's shared memory.
+    The keys and values of all reads in flight fit into a multiprocessor's shared memory.
     """
     shared = _SHARED_MEMORY
     if device.type == "cuda":
@@ -275,7 +276,7 @@ def _add_and_norm(
 def add_and_norm(
     x: torch.Tensor, added: torch.Tensor | None, weight: torch.Tensor, epsilon: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return x + added, and its norm x / sqrt(mean(x^2) + eps) * weight; [B, hidden] each."""
+    """Return s = x + added, and s / sqrt(mean(s^2) + eps) * weight; [B, hidden] each."""
     total = torch.empty_like(x) if added is not None else x
     normed = torch.empty_like(x)
     size = x.shape[-1]

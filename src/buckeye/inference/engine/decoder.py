@@ -22,11 +22,11 @@ _CHECK_ROWS, _CHECK_POSITIONS = 3, (0, 63, 64, 1000)
 _MAX_DIFFERENCE = 0.05  # several times the usual difference between two rounding orders in bfloat16
 
 DecodeStep = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""Function: tokens [B] at positions [B] -> logits."""
+"""Function that computes the logits of tokens [B] at positions [B]."""
 
 
 class Chunk(NamedTuple):
-    """Tokens to prefill, from position `start` of a slot on. Earlier positions are cached."""
+    """Tokens to prefill into a slot. The first token has position `start`; earlier positions are cached."""
 
     slot: int
     token_ids: torch.Tensor
@@ -39,7 +39,7 @@ class Chunk(NamedTuple):
 
 
 class _LayerCache(NamedTuple):
-    """Cache of one layer, and the views of its keys and values for a decode step, [B, K, T, D] each."""
+    """Cache of one layer, and two views of it, [B, K, T, D] each: the keys and values of a decode step."""
 
     kv: torch.Tensor
     keys: torch.Tensor
@@ -47,7 +47,7 @@ class _LayerCache(NamedTuple):
 
 
 def batch_chunks(chunks: Iterable[Chunk], tokens: int) -> Iterator[list[Chunk]]:
-    """Yield the chunks in order, in batches. A batch ends with the chunk that fills `tokens` tokens."""
+    """Yield the chunks in batches, in order. A batch ends when it has `tokens` tokens or more."""
     batch: list[Chunk] = []
     size = 0
     for chunk in chunks:
@@ -61,9 +61,9 @@ def batch_chunks(chunks: Iterable[Chunk], tokens: int) -> Iterator[list[Chunk]]:
 
 
 class Decoder:
-    """Model of `spec` that computes with `weights` on `cache`.
+    """Model that computes logits from `weights`, and keeps the keys and values of its tokens in `cache`.
 
-    Letters in comments: N tokens, B sequences, H query heads, K key/value heads, G = H / K, D head_dim, T
+    Letters in shapes: N tokens, B sequences, H query heads, K key/value heads, G = H / K, D head_dim, T
     positions.
     """
 
@@ -84,28 +84,31 @@ class Decoder:
         self._captured = self._captured_decode() if kv.is_cuda else None
 
     def _captured_decode(self) -> DecodeStep | None:
-        """Return the single-launch decode step.
+        """Return the decode step that runs as one CUDA graph.
 
-        None if it is unavailable or differs from the plain computation.
+        Return None if Triton fails, or if the logits of this step differ from those of `_decode`.
         """
         try:
             from buckeye.inference.engine.captured_decode import CapturedDecode
 
             step = CapturedDecode(self.spec, self.weights, self.cache, (self._cos, self._sin))
             difference = self._difference(step)
-        except Exception as error:  # of Triton, its compiler or the driver
+        except Exception as error:  # Triton, its compiler and the driver raise many exceptions
             log.warning("Triton is unavailable, so sampling is slower: %s", error)
             return None
         if not difference < _MAX_DIFFERENCE:
-            log.warning("The captured decode step is off by %.0f%%: sampling is slower", 100 * difference)
+            log.warning(
+                "The CUDA graph of a decode step is inaccurate by %.0f%% and is not used; sampling is slower",
+                100 * difference,
+            )
             return None
         return step
 
     @torch.inference_mode()
     def _difference(self, step: DecodeStep) -> float:
-        """Return the largest |a - b| / |b| of the logits a of `step` and b of `_decode`.
+        """Return the largest |a - b| / |b| over several positions; `step` computes logits a, and `_decode` b.
 
-        The cache is filled with random keys and values for the comparison, and zeroed afterwards.
+        The function overwrites the cache with random keys and values, and afterwards with zeros.
         """
         count, last = min(self.cache.slots, _CHECK_ROWS), self.cache.max_len - 1
         tokens = torch.arange(count, device=self.device) % self.spec.vocab_size
@@ -123,8 +126,8 @@ class Decoder:
     def decode(self, tokens: torch.Tensor, positions: torch.Tensor, longest: int) -> torch.Tensor:
         """Feed tokens [B] at positions [B] to slots 0..B-1. Return logits, float32 [B, vocab].
 
-        `longest` is the number of positions of the longest sequence, this token included. The next call may
-        overwrite the logits.
+        `longest` is the length of the longest sequence, with its new token. The next call may overwrite the
+        returned logits.
         """
         if self._captured is not None:
             try:
@@ -148,14 +151,14 @@ class Decoder:
         for layer, (kv, keys, values) in zip(weights.layers, self._cache_views(count, length), strict=True):
             qkv = self._project(x, layer, cos, sin)
             kv[rows, :, positions] = qkv[:, spec.num_heads :]
-            # The queries of a group are "positions" of their shared key head: the kernel reads K and V once.
+            # Pass the queries of a group as positions of their key head, so that the kernel reads keys once.
             query = qkv[:, : spec.num_heads].view(count, spec.num_kv_heads, -1, spec.head_dim)  # [B, K, G, D]
             attended = F.scaled_dot_product_attention(query, keys, values, attn_mask=mask)
             x = self._finish_layer(x, attended.reshape(count, -1), layer)
         return weights.head(self._norm(x, weights.final_norm)).float()
 
     def prefill(self, chunks: Sequence[Chunk]) -> None:
-        """Write the keys and values of each chunk into its slot. The chunks are packed without padding."""
+        """Compute the keys and values of all chunks in one packed batch, and write them into the slots."""
         spec = self.spec
         lengths = [len(chunk.token_ids) for chunk in chunks]
         tokens = torch.cat([chunk.token_ids for chunk in chunks]).to(self.device)
@@ -169,7 +172,7 @@ class Decoder:
             for chunk, part in zip(chunks, heads, strict=True):
                 kv[chunk.slot, :, chunk.start : chunk.end] = part[spec.num_heads :]
             if layer is layers[-1]:
-                return  # the rest only computes logits, and prefill samples no token
+                return  # the remaining operations only compute logits, which prefill does not need
             parts = zip(heads, chunks, masks, strict=True)
             attended = torch.cat([self._attend_causally(*part, kv) for part in parts])
             x = self._finish_layer(x, attended, layer)
@@ -183,7 +186,7 @@ class Decoder:
     def _cache_views(self, count: int, length: int) -> list[_LayerCache]:
         """Return views of the first `length` positions of slots 0..count-1.
 
-        The views are kept, because most steps need the same views as the step before.
+        The views are cached, because most steps need the views of the step before.
         """
         if self._views[0] != (count, length):
             views = [_LayerCache(kv, *kv[:count, :, :length].chunk(2, 1)) for kv in self._caches]
@@ -200,7 +203,7 @@ class Decoder:
             if weight.dim() == 1:
                 return F.rms_norm(x, shape, weight, self.spec.rms_eps)
             return F.rms_norm(x, shape, None, self.spec.rms_eps) * weight
-        # PyTorch's CPU version needs twice as many operations.
+        # on a CPU, F.rms_norm needs twice as many operations
         root_mean = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
         root_mean = root_mean.mul_(x.shape[-1] ** -0.5).hypot_(self._root_eps)
         return (x / root_mean).mul_(weight).to(x.dtype)
@@ -227,7 +230,8 @@ class Decoder:
     ) -> torch.Tensor:
         """Return the attention output [T, H x D] of one chunk, from `heads` [H + 2K, T, D].
 
-        Earlier positions are read from the cache; only then there is a `mask`.
+        If the chunk does not start at position 0, earlier keys and values are read from the cache `kv`. Only
+        such a chunk has a `mask`.
         """
         spec = self.spec
         if chunk.start:
@@ -247,8 +251,9 @@ class Decoder:
 
 
 def _causal_mask(tokens: int, end: int, device: torch.device) -> torch.Tensor:
-    """Return the mask of the last `tokens` of `end` positions: each sees all positions up to itself."""
-    if device.type == "cuda":  # CUDA has a fast kernel for this; the import costs memory and a second
+    """Return the attention mask of the last `tokens` of `end` positions. Each attends to 0 up to itself."""
+    # CUDA has a fast kernel for this mask. Other devices skip the import, which takes a second and memory.
+    if device.type == "cuda":
         from torch.nn.attention.bias import causal_lower_right
 
         return causal_lower_right(tokens, end)

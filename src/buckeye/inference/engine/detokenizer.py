@@ -1,4 +1,4 @@
-"""Incremental detokenization: whole characters only, cut at the first stop string."""
+"""Incremental conversion of token ids to text that ends before the first stop string."""
 
 from __future__ import annotations
 
@@ -7,28 +7,29 @@ from collections.abc import Callable, Sequence
 _REPLACEMENT = "\ufffd"
 _CONTEXT = 4
 _MAX_CHARACTER_TOKENS = 8
-_MAX_BYTES = 4  # of a character in UTF-8
+_MAX_BYTES = 4  # maximum length of a character in UTF-8
 
 
 class IncrementalDetokenizer:
     """Text of a growing token sequence. `decode` converts token ids to text.
 
-    Text is released once it cannot change. An incomplete character is held back, and so is an end that may
-    become one of the `stops`. When a stop string appears, the text ends before it.
+    `take` returns text only when later tokens cannot change it. So it holds back an incomplete character, and
+    an end of the text that may become one of the stop strings `stops`. When a stop string is complete, the
+    text ends before it.
     """
 
     def __init__(self, decode: Callable[[Sequence[int]], str], stops: Sequence[str] = ()) -> None:
         self._decode = decode
         self._stops = stops
         self._ids: list[int] = []
-        self._settled = 0  # tokens before this index are final
+        self._settled = 0  # `text` contains the tokens before this index
         self.text = ""
-        """All decoded text, without the parts held back."""
+        """All decoded text, without an incomplete character at the end, and without a stop string."""
         self._released = 0
         self.stopped = False
 
     def feed(self, ids: Sequence[int]) -> None:
-        """Append tokens, one by one, until a stop string is complete."""
+        """Append tokens. Ignore all tokens after the one that completes a stop string."""
         if not self._stops:
             self._ids += ids
             self._settle(final=False)
@@ -40,7 +41,7 @@ class IncrementalDetokenizer:
             self._settle(final=False)
 
     def finish(self) -> None:
-        """Release all text: no more tokens follow."""
+        """Add an incomplete character at the end to the text. Call this after the last token."""
         if not self.stopped:
             self._settle(final=True)
 
@@ -50,7 +51,7 @@ class IncrementalDetokenizer:
         return len(self._ids)
 
     def take(self, *, final: bool = False) -> str:
-        """Return the text that is certain and was not returned before."""
+        """Return the text that cannot change any more, without text that an earlier call returned."""
         held_back = 0 if final or self.stopped else partial_length(self.text, self._stops)
         end = len(self.text) - held_back
         part = self.text[self._released : end]
@@ -58,8 +59,8 @@ class IncrementalDetokenizer:
         return part
 
     def _settle(self, *, final: bool) -> None:
-        # Tokenizers may treat the first decoded token differently (a word's leading space), so new tokens are
-        # decoded after a few settled ones.
+        # Some tokenizers remove the leading space of the first decoded token. So decode new tokens together
+        # with a few earlier ones.
         start = max(0, self._settled - _CONTEXT)
         context_text = self._decode(self._ids[start : self._settled])
         text = self._decode(self._ids[start:])
@@ -75,9 +76,9 @@ class IncrementalDetokenizer:
         self._find_stop(before)
 
     def _without_incomplete(self, start: int, text: str) -> tuple[str, int]:
-        """Return the text from token `start` on and the end of its tokens.
+        """Return the text of the tokens from `start` on, and the index after its last token.
 
-        An incomplete last character is left out.
+        Leave out an incomplete last character.
         """
         for cut in range(1, _MAX_BYTES):
             whole = self._decode(self._ids[start:-cut])
@@ -95,7 +96,10 @@ class IncrementalDetokenizer:
 
 
 def partial_length(text: str, markers: Sequence[str]) -> int:
-    """Return the length of the longest end of a text that begins one of the markers."""
+    """Return the length of the longest end of `text` that is the beginning of a marker.
+
+    For example, the result for "a <th" and the marker "<think>" is 3.
+    """
     longest = max(map(len, markers), default=1) - 1
     for length in range(min(longest, len(text)), 0, -1):
         if any(marker.startswith(text[-length:]) for marker in markers):

@@ -1,8 +1,8 @@
-"""Continuous batching: sequences start and end between decode steps, and weights are replaced there.
+"""Continuous batching: between two decode steps, sequences start and end, and weights are replaced.
 
-One thread owns this state (`run`, `step`). Other threads send functions through one queue, so requests and
-weight updates stay in order. The engine empties the queue between two steps, and blocks on it when no
-sequence runs.
+One thread runs the engine (`run`, `step`) and owns its state. Other threads put functions into one queue, so
+requests and weight updates stay in order. The engine's thread runs the queued functions between two steps. If
+no sequence is active, this thread waits for the queue.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _RATE_WINDOW = 1.0
 
 
 class Engine:
-    """Sampling of sequences with a decoder."""
+    """Sampler of many sequences at a time. Each step of the `decoder` appends one token to every sequence."""
 
     def __init__(self, decoder: Decoder) -> None:
         cache = decoder.cache
@@ -47,12 +47,12 @@ class Engine:
         self.running = RunningSequences(cache.slots, cache.max_len)
         self.waiting: deque[Sequence] = deque()
         self.counters: Counter[str] = Counter()
-        """Counts: prompt_tokens (of admitted prompts), prefill_tokens (computed prompt tokens, recomputed
-        ones included), generation_tokens, and finished_<reason>.
+        """Counts: prompt_tokens (of admitted prompts), prefill_tokens (tokens whose keys and values a prefill
+        computed or recomputed), generation_tokens, and finished_<reason>.
         """
         self.tokens_per_second = 0.0
         self.deliver: Callable[[list[Sequence]], None] = notify
-        """The engine's thread calls it once per step with the updated sequences."""
+        """Function that the engine's thread calls once per step with the updated sequences."""
         self._commands = CommandQueue()
         self._state: Literal["running", "draining", "paused"] = "running"
         self._drained: list[Future[None]] = []
@@ -75,14 +75,14 @@ class Engine:
         self._commands.put(partial(self.waiting.extend, tuple(sequences)))
 
     def abort(self, sequences: Iterable[Sequence]) -> None:
-        """End sequences now. Finished ones stay unchanged."""
+        """End sequences with the reason "abort". Finished sequences stay unchanged."""
         self._commands.put(partial(self._abort, tuple(sequences)))
 
     def pause(self, mode: PauseMode) -> Future[None]:
         """Stop decoding. The future completes when decoding has stopped.
 
-        "keep" freezes the running sequences, "wait" lets them finish without admitting others, "abort" ends
-        running and waiting ones. New sequences are queued.
+        "keep" freezes the running sequences. "wait" decodes the running sequences to their ends, and admits
+        no others. "abort" ends all running and waiting sequences. New sequences wait until `resume`.
         """
         paused: Future[None] = Future()
         self._commands.put(partial(self._pause, mode, paused))
@@ -95,18 +95,18 @@ class Engine:
     def install_weights(self, new: ModelWeights | Checkpoint, version: int) -> Future[None]:
         """Replace the weights between two decode steps.
 
-        Prepared weights are installed at once; a (checked) checkpoint is read first. Tokens sampled
-        afterwards have `version`. The keys and values of running sequences are recomputed with the new
-        weights. New sequences use no prefix cached from other weights.
+        `new` is the result of `DecoderWeights.prepare`. If `new` is a checkpoint, the engine reads it first.
+        Tokens sampled afterwards have `version`. The engine recomputes the keys and values of running
+        sequences with the new weights, and removes all cached prefixes.
         """
         return self._commands.call(partial(self._install_weights, new, version))
 
     def set_version(self, version: int) -> Future[None]:
-        """Set the version of the current weights. Tokens sampled afterwards have it."""
+        """Set the version of the current weights. Tokens sampled afterwards have this version."""
         return self._commands.call(partial(self._set_version, version))
 
     def ping(self) -> Future[None]:
-        """Return a future that completes when the engine's thread handles it: a liveness check."""
+        """Return a future that the engine's thread completes. A timeout shows that the thread hangs."""
         return self._commands.call(lambda: None)
 
     def stop(self) -> None:
@@ -133,7 +133,7 @@ class Engine:
 
     @torch.inference_mode()
     def step(self, *, block: bool = False) -> bool:
-        """Run queued commands, admit waiting sequences, decode one token each.
+        """Run queued commands, admit waiting sequences, and append a token to each running sequence.
 
         Return True if work remains. With `block`, wait for the queue if the engine is idle.
         """
@@ -148,7 +148,7 @@ class Engine:
                 count = len(self.running)
                 self._decode()
             except torch.AcceleratorError:
-                raise  # the GPU rejects all further work of this process: only a new process can serve
+                raise  # the GPU rejects all further work of this process, so only a new process can serve
             except Exception:  # any other error ends only the affected requests
                 log.exception("A decode step failed; aborting %d running sequences", len(self.running))
                 self._fail_running("the engine failed in a decode step; see its log")
@@ -170,8 +170,9 @@ class Engine:
     def _admit(self) -> None:
         """Admit waiting sequences in order, within the free slots and the prefill budget of a step.
 
-        The last prompt may be computed only in part; its sequence stays first in the queue. Only the first of
-        several identical prompts is computed; the others copy its keys and values.
+        If the budget ends within a prompt, its sequence stays first in the queue, and the next step computes
+        the rest. A prompt that equals the prompt of a running sequence is not computed: its keys and values
+        are copied from that sequence.
         """
         if self._state != "running":
             return
@@ -200,9 +201,9 @@ class Engine:
             self.decoder.cache.copy(source.slot, sequence.slot, len(sequence.prompt_ids) - 1)
 
     def _reuse_prefix(self, sequence: Sequence, slot: int) -> int:
-        """Move the cached part of the first waiting sequence's prompt into a slot.
+        """Move the cached prefix of the prompt into `slot`. `sequence` is first in the queue.
 
-        Return its number of positions.
+        Return the length of the prefix, or 0 if no prefix is cached.
         """
         prefix = self._partial_prefill or self._prefix_cache.take(sequence.prompt_ids)
         self._partial_prefill = None
@@ -226,8 +227,8 @@ class Engine:
     def _refresh_stale_cache(self) -> None:
         """Recompute the keys and values of running sequences after a weight update.
 
-        The last token of a sequence is left out: the next decode step computes it. A shared prompt is
-        computed once.
+        The last token of a sequence is left out, because the next decode step computes its key and value. A
+        prompt that several sequences share is computed once.
         """
         if not self._stale_cache:
             return
@@ -259,7 +260,7 @@ class Engine:
             return
         device = self.decoder.device
         positions = running.position[:count]
-        # before the forward pass: GPU copies queue behind earlier work
+        # Copy before the forward pass is queued: a copy to the GPU waits for all work queued before it.
         random = torch.from_numpy(uniforms(running.stream[:count], positions)).to(device)
         logits = self.decoder.decode(
             torch.from_numpy(running.last_token[:count]).to(device),
@@ -305,8 +306,8 @@ class Engine:
         """End a sequence that `RunningSequences.record` reported."""
         running = self.running
         if not np.isfinite(running.logprobs[slot, running.position[slot]]):
-            # a later sequence in the slot would read NaN values even under the attention mask: NaN times 0 is
-            # NaN
+            # Attention multiplies masked values by 0, and NaN times 0 is NaN. So remove NaN values before the
+            # next sequence uses this slot.
             self.decoder.cache.clear(slot, int(running.position[slot]) + 1)
             error = f"the model (weights version {self.version}) computed logits that are not finite"
             self._finish(slot, "abort", error)
@@ -334,7 +335,7 @@ class Engine:
         self._updated.append(sequence)
 
     def _keep(self, sequence: Sequence) -> None:
-        """Keep the keys and values of an ending sequence, for prompts that continue it."""
+        """Keep the keys and values of a sequence that ends, for later prompts that begin with its tokens."""
         length = int(self.running.position[sequence.slot])
         spare = self._prefix_cache.keep(tuple(self.running.tokens[sequence.slot, :length].tolist()))
         if spare is not None:
@@ -378,7 +379,7 @@ class Engine:
             self._abort((*self.running.sequences, *self.waiting))
 
     def _settle_pause(self) -> None:
-        """Complete pending pauses. A draining engine is paused once no sequence runs."""
+        """Complete the futures of `pause`. A draining engine becomes paused when no sequence is running."""
         if self._state == "draining" and not len(self.running):
             self._state = "paused"
         if self._state != "draining":
@@ -403,6 +404,6 @@ class Engine:
 
 
 def notify(sequences: list[Sequence]) -> None:
-    """Report an update to the clients of sequences."""
+    """Call `on_update` of every sequence."""
     for sequence in sequences:
         sequence.on_update()

@@ -1,4 +1,4 @@
-"""Keys and values of the running sequences, in slots of equal size."""
+"""Cache of the keys and values of sequences, in slots of equal size."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ from buckeye.inference.engine.architecture import ModelSpec
 
 _SHARE_OF_RAM = 0.25
 _MIN_SHARE_OF_FREE = 0.25
-_GPU_RESERVE_BYTES = 2 * 2**30  # a prompt's activations, and the libraries' own memory
+_GPU_RESERVE_BYTES = 2 * 2**30  # for the activations of a prompt, and for libraries
 
 
 class KVCache:
-    """Cache `kv` [layers, slots + spare, 2 x kv heads, max_len, head_dim]: key heads, then value heads.
+    """Tensor `kv` [layers, slots + spare, 2 x kv heads, max_len, head_dim] with keys and values.
 
-    The first `slots` hold running sequences, the `spare` ones kept prefixes of ended sequences.
+    In the third dimension, the key heads are first. The first `slots` slots hold running sequences. The
+    `spare` slots after them hold prefixes of ended sequences.
 
-    On a CPU the memory is zero pages of the kernel, which use no memory before they are written. So a large
-    `max_len` costs memory only for sequences that become that long.
+    On a CPU, the operating system allocates a page of the cache when it is first written. So a large
+    `max_len` needs memory only for sequences that become that long.
     """
 
     def __init__(
@@ -87,9 +88,10 @@ def count_slots(
 def cache_budget(device: torch.device, *, gpu_share: float, logits: int) -> int:
     """Return the default cache size in bytes.
 
-    On a CPU it is a quarter of the RAM. On a GPU the process may use the fraction `gpu_share` of the memory.
-    The cache gets what remains after the weights, a second copy of them for updates, and several times
-    `logits` bytes, but at least a quarter of the free memory.
+    On a CPU the size is a quarter of the RAM. On a GPU the process may use the fraction `gpu_share` of the
+    memory. From this share, the function subtracts the weights, a second copy of the weights for updates, 4
+    times `logits` bytes, and 2 GiB for activations and libraries. The cache gets at least a quarter of the
+    free memory.
     """
     if device.type != "cuda":
         return int(_SHARE_OF_RAM * psutil.virtual_memory().total)

@@ -1,8 +1,8 @@
-"""Meaning of each key of a `config.json` for the embedded engine.
+"""Tables of the keys of a `config.json` that the embedded engine supports, and checks of their values.
 
-A key that changes the computation is read, or rejected by name. A key without effect is ignored. An unknown
-key is rejected unless its value is off or empty. Defaults for missing keys are those of transformers'
-configuration classes.
+The engine reads a key that changes the computation, or rejects its value. It ignores a key without effect. It
+rejects an unknown key, unless the value is false or empty. A missing key has the default of transformers'
+configuration class.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ ROPE_KINDS = {
     "linear": _ROPE | {"factor"},
     "llama3": _ROPE | {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"},
 }
-"""Supported keys of the rotary position embedding, by its kind."""
+"""Supported keys of each kind of rotary position embedding."""
 
 _NAMES = """
 architectures transformers_version torch_dtype dtype name_or_path initializer_range use_cache
@@ -82,15 +82,15 @@ exponential_decay_length_penalty suppress_tokens begin_suppress_tokens
 is_llama_config unsloth_version unsloth_fixed transformers.js_config mergekit_version
 """
 _NO_EFFECT = frozenset(_NAMES.split())
-"""Keys without effect: storage of parameters, training, tokens, generation, other programs."""
+"""Keys that do not change the logits, such as the dtype on disk, and settings of training and generation."""
 
 
 def complete_config(config: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """Return the computation keys of a `config.json`, with defaults for missing ones.
+    """Return the keys of a `config.json` that change the computation. Missing keys have their defaults.
 
-    `model_type` is the family. `path` is for messages.
+    `model_type` of the result is "qwen3", "qwen2" or "llama". `path` is only for error messages.
 
-    Raise `InferenceError`, with every reason, if the engine would compute another function than the model.
+    Raise `InferenceError`, with all reasons, if the embedded engine does not support the model.
     """
     names = config.get("architectures") or ["(none)"]
     architecture = names[0] if isinstance(names, list) else names
@@ -119,7 +119,8 @@ def complete_config(config: Mapping[str, Any], path: Path) -> dict[str, Any]:
 def read_rope(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return the rotary position embedding as one table.
 
-    `rope_scaling` (before transformers 5) takes precedence over `rope_parameters`, as in transformers.
+    Older versions of transformers write `rope_scaling`, and transformers 5 writes `rope_parameters`. If both
+    exist, `rope_scaling` is used, as transformers does.
     """
     rope = dict(fields["rope_scaling"] or fields["rope_parameters"] or {})
     kind = rope.get("rope_type", rope.get("type", "default"))
@@ -128,15 +129,15 @@ def read_rope(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def format_value(value: Any) -> str:
-    """Return an external value as text of at most one line."""
+    """Return the repr of a value from a file, shortened to one line."""
     text = repr(value)
     return text if len(text) <= _MAX_SHOWN_CHARACTERS else f"{text[:_MAX_SHOWN_CHARACTERS]}..."
 
 
 def _unknown_keys(config: Mapping[str, Any], family: Mapping[str, Any]) -> Iterator[str]:
-    """Yield unknown keys that are on.
+    """Yield a problem for a wrong `model_type`, and for each unknown key whose value is not false or empty.
 
-    An off switch or an empty value adds nothing to the family's computation.
+    An unknown key with a false or empty value adds nothing to the computation.
     """
     if config.get("model_type", family["model_type"]) != family["model_type"]:
         yield f"model_type is {format_value(config['model_type'])}, not {family['model_type']!r}"

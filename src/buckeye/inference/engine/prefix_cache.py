@@ -1,4 +1,4 @@
-"""Prompts in the cache: those of running sequences, and kept prefixes of ended ones."""
+"""Index of the KV cache: the prompts of running sequences, and the kept tokens of ended sequences."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from buckeye.inference.engine.sequences import Sequence
 
 
 class RunningPrompts:
-    """Running sequences by prompt. A sequence with an equal prompt can copy their keys and values."""
+    """Running sequences by prompt. A new sequence copies the keys and values of an equal prompt."""
 
     def __init__(self) -> None:
         self._sequences: dict[tuple[int, ...], dict[Sequence, None]] = {}
 
     def find_same_prompt(self, prompt: tuple[int, ...]) -> Sequence | None:
-        """Return the first sequence with this prompt, or None."""
+        """Return the running sequence that was added first with this prompt, or None."""
         return next(iter(self._sequences.get(prompt, ())), None)
 
     def add(self, sequence: Sequence) -> None:
-        """Register that the slot of `sequence` holds its prompt."""
+        """Add a sequence. Its slot holds the keys and values of its prompt."""
         self._sequences.setdefault(sequence.prompt_ids, {})[sequence] = None
 
     def remove(self, sequence: Sequence) -> None:
@@ -43,13 +43,11 @@ class CachedPrefix(NamedTuple):
 
 
 class PrefixCache:
-    """Ended sequences with keys and values in spare cache slots.
+    """Ended sequences whose keys and values are kept in spare cache slots.
 
-    A prompt that continues an ended sequence, such as the next turn of a conversation, reuses its keys and
-    values. The oldest sequence is replaced first.
-
-    A prompt matches only if it begins with the whole kept sequence. So the result of a prompt does not depend
-    on other conversations.
+    A prompt that begins with all tokens of an ended sequence, such as the next turn of a conversation, reuses
+    the keys and values of that sequence. A prompt never reuses only a part of a sequence, so its result does
+    not depend on other conversations. If all slots are used, the oldest sequence is replaced.
     """
 
     def __init__(self, slots: range) -> None:
@@ -57,7 +55,7 @@ class PrefixCache:
         self._tokens: OrderedDict[int, tuple[int, ...]] = OrderedDict()
 
     def keep(self, tokens: tuple[int, ...]) -> int | None:
-        """Return the slot to copy the keys and values of `tokens` to, or None without spare slots."""
+        """Add an ended sequence. Return the slot to copy its keys and values to, or None without slots."""
         if self._free:
             slot = self._free.pop()
         elif self._tokens:
@@ -68,9 +66,9 @@ class PrefixCache:
         return slot
 
     def take(self, prompt: tuple[int, ...]) -> CachedPrefix | None:
-        """Return the longest kept sequence that `prompt` continues.
+        """Return the longest kept sequence that is a prefix of `prompt`, and remove it from the cache.
 
-        Its slot is released, so the next `keep` may overwrite it.
+        Copy its keys and values before the next `keep`, which may return this slot.
         """
         best: int | None = None
         for slot, tokens in self._tokens.items():

@@ -1,4 +1,4 @@
-"""Matrix products with weights, in the processor's fastest layout."""
+"""Products with weight matrices, which are stored in the layout in which the processor multiplies fastest."""
 
 from __future__ import annotations
 
@@ -7,20 +7,19 @@ import copy
 import torch
 import torch.nn.functional as F
 
-# oneDNN optimizes the layout for about this many rows; other row counts are only slightly slower.
+# oneDNN optimizes the layout of a matrix for this number of rows of x. Other numbers are slightly slower.
 _PACKED_FOR_ROWS = 128
-# With one row and a float32 matrix of fewer elements, oneDNN's overhead exceeds the product itself.
+# For one row and a float32 matrix with fewer elements than this, oneDNN is slower than PyTorch.
 _LARGE = 2**19
-# oneDNN prepares a product for every new row count. This takes as long as the product of a small matrix, and
-# uses half a megabyte or more that it never releases.
+# For every new number of rows, oneDNN prepares the product. The preparation takes as long as the product with
+# a small matrix. oneDNN keeps half a megabyte or more for it until the process ends.
 _SIZES_PER_OCTAVE = 8
 
 
 class Projection:
-    """Function x -> x W^T + b for x [N, in] in the dtype of W [out, in]; b is [out] or None.
+    """Function that returns x W^T + b, for x [N, in], the weight W [out, in], and the bias b [out] or None.
 
-    On a CPU, W is copied into oneDNN's blocked layout, which is up to twice as fast. `with_adapter` adds a
-    product of small matrices in float32.
+    x has the dtype of W. On a CPU, W is copied into oneDNN's blocked layout, which is up to twice as fast.
     """
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
@@ -34,9 +33,9 @@ class Projection:
                 self._plain = None
 
     def with_adapter(self, a: torch.Tensor, b: torch.Tensor) -> Projection:
-        """Return x -> x W^T + bias + (x A^T) B^T, for A [rank, in] and B [out, rank], both float32.
+        """Return a projection that adds (x A^T) B^T, for A [rank, in] and B [out, rank], both float32.
 
-        W is shared.
+        The new projection shares the weight W with this one.
         """
         adapted = copy.copy(self)
         adapted._adapter = (a, b)
@@ -44,7 +43,7 @@ class Projection:
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
-        """All tensors of the computation."""
+        """All tensors that the projection computes with."""
         tensors = (self._plain, self._packed, self._bias, *(self._adapter or ()))
         return tuple(tensor for tensor in tensors if tensor is not None)
 
@@ -78,7 +77,7 @@ class Projection:
 
 
 def padded_rows(rows: int) -> int:
-    """Round a row count up by at most an eighth. Only eight sizes exist between two powers of two."""
+    """Round a number of rows up by at most an eighth. The result has eight values per power of two."""
     step = 2 ** max(0, (rows - 1).bit_length() - 1) // _SIZES_PER_OCTAVE or 1
     return -(-rows // step) * step
 

@@ -12,8 +12,8 @@ from buckeye.inference.engine.architecture import RopeSpec
 def inverse_frequencies(rope: RopeSpec, head_dim: int) -> torch.Tensor:
     """Return the rotation angle per position of each pair of dimensions, float32 [head_dim / 2].
 
-    "linear" divides all angles by the factor. "llama3" (Llama 3.1) divides only the angles with a wavelength
-    beyond the original context, with a smooth transition.
+    "linear" divides all angles by `rope.factor`. "llama3" (Llama 3.1) divides the angles whose wavelength is
+    long compared with the original context, keeps those with a short wavelength, and interpolates in between.
     """
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
     frequencies = 1.0 / rope.theta**exponents
@@ -25,7 +25,7 @@ def inverse_frequencies(rope: RopeSpec, head_dim: int) -> torch.Tensor:
     smooth = (rope.original_max_positions / wavelengths - rope.low_freq_factor) / (
         rope.high_freq_factor - rope.low_freq_factor
     )
-    # 1: short wavelength, unchanged; 0: long wavelength, divided by the factor
+    # 1 for a short wavelength, which stays unchanged; 0 for a long one, which is divided by the factor
     weight = smooth.clamp(0.0, 1.0)
     return (1 - weight) * frequencies / rope.factor + weight * frequencies
 
@@ -35,8 +35,7 @@ def rotation_tables(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return cosine and sine, [positions, head_dim] each.
 
-    The first half of the sine has the rotation's minus sign, so a rotated x is x * cos + swap_halves(x) *
-    sin.
+    The first half of the sine is negated. So the rotated x is x * cos + swap_halves(x) * sin.
     """
     angles = torch.outer(torch.arange(positions, dtype=torch.float32), inverse_frequencies(rope, head_dim))
     cos = torch.cat([angles.cos(), angles.cos()], -1)

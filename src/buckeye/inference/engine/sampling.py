@@ -17,10 +17,11 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SamplingBatch:
-    """Sampling settings of B sequences; None if no sequence needs the operation.
+    """Sampling settings of B sequences. A field is None if no sequence needs its operation.
 
-    inverse_temperature: float32 [B, 1], 1 for greedy sequences. greedy: bool [B]. top_k: int64 [B, 1] and
-    top_p: float64 [B, 1], both or none; neutral values are the vocabulary size and 2.
+    inverse_temperature: float32 [B, 1], with 1 for greedy sequences. greedy: bool [B]. top_k: int64 [B, 1]
+    and top_p: float64 [B, 1] are both set or both None. A sequence without truncation has the vocabulary size
+    as `top_k`, and 2 as `top_p`.
     """
 
     inverse_temperature: torch.Tensor | None
@@ -68,8 +69,8 @@ def mix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 def uniforms(streams: npt.NDArray[np.uint64], positions: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
     """Return one number in [0, 1) for each (stream, position).
 
-    The generator is counter-based: a number depends only on its stream and position. `streams` are mixed
-    seeds.
+    Each number depends only on its stream and position, not on earlier calls. A stream is a seed after
+    `mix`.
     """
     bits = mix(streams + positions.astype(np.uint64) * _GOLDEN)
     return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
@@ -82,8 +83,8 @@ def sample(
 
     `random` has one random number per row (float64 [B]).
 
-    Return tokens, int64 [B], and their log-probs, float64 [B], under the sampling distribution. A row without
-    a finite distribution gets a non-finite log-prob.
+    Return tokens, int64 [B], and their log-probs, float64 [B], under the sampling distribution. If the logits
+    of a row have NaN or infinity as their maximum, its log-prob is not finite.
     """
     if batch.inverse_temperature is not None:
         logits.mul_(batch.inverse_temperature)
@@ -99,9 +100,10 @@ def sample(
 
 
 def truncate(weights: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
-    """Keep the `top_k` most likely tokens, and of these the smallest set with total probability `top_p`.
+    """Return the weights, with 0 for every token that top-k or top-p excludes.
 
-    Ties are ranked by token id.
+    Top-p keeps the smallest set of tokens that has the share `top_p` of the weight that top-k leaves. Of
+    tokens with equal weights, the lowest token id ranks first.
     """
     ranked, order = weights.sort(dim=-1, descending=True, stable=True)
     ranked = ranked.masked_fill(torch.arange(ranked.shape[1], device=ranked.device) >= top_k, 0.0)
@@ -112,10 +114,10 @@ def truncate(weights: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) ->
 
 
 def _draw(weights: torch.Tensor, random: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Invert the cumulative distribution: one random number and one pass per row.
+    """Sample one token per row: the token at which the cumulative weight exceeds `random` * total weight.
 
-    The search is first over blocks of tokens, then within the block. Block sums are float64, so sampling is
-    exact for any vocabulary size.
+    The function first finds the block of 64 tokens, and then the token in the block. Cumulative sums are
+    float64, so that a large vocabulary causes no rounding error.
 
     Return tokens, int64 [B], and the row sums, float64 [B]. A token of weight 0 is never sampled.
     """
@@ -129,7 +131,8 @@ def _draw(weights: torch.Tensor, random: torch.Tensor) -> tuple[torch.Tensor, to
     block = torch.searchsorted(ends, target, right=True).clamp_(max=ends.shape[1] - 1)
     start = torch.where(block > 0, ends.gather(1, (block - 1).clamp_(min=0)), 0.0)
     inside = blocks.gather(1, block[..., None].expand(-1, -1, _BLOCK))[:, 0].double().cumsum(-1)
-    # The two sums of a block may differ in the last bit. Clamp, so that the search stays within the block.
+    # The sum of a block in `sums` and in `inside` may differ in the last bit. So clamp the target to the
+    # block.
     rest = torch.minimum(target - start, inside[:, -1:] * _BELOW_ONE)
     index = torch.searchsorted(inside, rest, right=True).clamp_(max=_BLOCK - 1)
     tokens = (block * _BLOCK + index)[:, 0].clamp_(max=vocab - 1)  # clamps matter only for rows of NaN

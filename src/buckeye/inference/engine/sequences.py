@@ -1,4 +1,4 @@
-"""Engine state: one sequence, and the table of the running ones."""
+"""State of the engine: a sequence, and the table of all running sequences."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ _NO_TOKEN = -1
 class Sequence:
     """Prompt and its sampled continuation.
 
-    The engine fills the later fields. Other threads read these fields after `on_update`. `token_ids` and
-    `logprobs` grow with every token if `streamed`, else they are set at the end.
+    The engine sets the fields that follow `on_update`. Other threads may read them after the engine has
+    called `on_update`. If `streamed`, `token_ids` and `logprobs` grow with every token. Otherwise the engine
+    sets them when the sequence ends.
     """
 
     prompt_ids: tuple[int, ...]
@@ -30,29 +31,29 @@ class Sequence:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     top_logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
-    """Most likely tokens and their log-probs, best first, for each sampled token; only if requested."""
+    """Per sampled token: the `params.top_logprobs` most likely tokens with their log-probs, best first."""
     version_starts: list[tuple[int, int]] = field(default_factory=list)
-    """Pairs (policy version, index of its first sampled token), in order."""
+    """Pairs (policy version, index of the first token that this version sampled), in order."""
     finish_reason: FinishReason | None = None
     error: str | None = None
-    """Error message if the engine failed; `finish_reason` is then "abort"."""
+    """Error message, if an error of the engine ended the sequence with the reason "abort"."""
     slot: int = -1
 
     def version_spans(self) -> list[tuple[int, int, int]]:
-        """Return (version, start, end) spans of the sampled tokens, end excluded, without empty spans."""
+        """Return (version, start, end): the version sampled the tokens start to end - 1. Omit empty spans."""
         ends = [*(start for _, start in self.version_starts[1:]), len(self.token_ids)]
-        # a sequence aborted before its admission has no version
+        # not strict: a sequence that is aborted before its admission has an end but no version
         spans = zip(self.version_starts, ends, strict=False)
         return [(version, start, end) for (version, start), end in spans if end > start]
 
 
 class RunningSequences:
-    """Running sequences as columns, row i for the sequence in slot i.
+    """Table of the running sequences. Row i of every array is for the sequence in slot i.
 
-    Rows 0..len-1 are in use. When a row is removed, the last row takes its place, so the decode step needs no
-    list of slots. `tokens` [slots, max_len] holds prompts and sampled tokens, and `logprobs` the log-probs of
-    the sampled tokens. `position` is the position of the last token, the next input. `limit` is the token
-    count at which a sequence ends.
+    Rows 0..len-1 are in use. When a row is removed, the last row moves to its place, so the decode step needs
+    no list of slots. `tokens` [slots, max_len] holds prompts and sampled tokens, and `logprobs` the log-probs
+    of the sampled tokens. `position` is the position of the last token, which the next step feeds to the
+    model. A sequence ends when it has `limit` tokens.
     """
 
     def __init__(self, slots: int, max_len: int) -> None:
@@ -104,7 +105,7 @@ class RunningSequences:
         self._set_stop_ids(slot, params.stop_token_ids)
 
     def remove(self, slot: int) -> int | None:
-        """Remove the sequence from `slot`. Return the slot of the sequence that replaced it, or None."""
+        """Remove the sequence in `slot`. Return the old slot of the sequence that moved there, or None."""
         self.sequences[slot].slot = -1
         last = len(self.sequences) - 1
         if slot == last:
@@ -132,7 +133,8 @@ class RunningSequences:
     def record(self, tokens: npt.NDArray[np.int64], logprobs: npt.NDArray[np.float64]) -> list[int]:
         """Append one sampled token to every sequence.
 
-        Return the slots that have ended, highest first, so that they can be removed in this order.
+        Return the slots whose sequences have ended. The highest slot is first, so that removing a sequence
+        moves no other ended sequence.
         """
         count = len(self.sequences)
         position = self.position[:count]
@@ -156,7 +158,7 @@ class RunningSequences:
         return "stop" if self.last_token[slot] in self.stop_ids[slot] else "length"
 
     def forbidden_tokens(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Return (row, token) pairs of stop tokens that `min_tokens` forbids for now."""
+        """Return (row, token) pairs of stop tokens of sequences that are shorter than `min_tokens`."""
         count = len(self.sequences)
         early = self.position[:count] + 1 < self.stop_from[:count]
         if not early.any():
@@ -173,7 +175,7 @@ class RunningSequences:
 
 
 def record_top_logprobs(sequences: list[Sequence], logits: torch.Tensor, batch: SamplingBatch) -> None:
-    """Append the most likely tokens to the sequences that requested them; row i of the logits is slot i's."""
+    """Append the most likely tokens to sequences that requested them. Row i of the logits is for slot i."""
     requesting = [sequence for sequence in sequences if sequence.params.top_logprobs]
     if not requesting:
         return
@@ -187,12 +189,12 @@ def record_top_logprobs(sequences: list[Sequence], logits: torch.Tensor, batch: 
 def top_tokens(
     logits: torch.Tensor, batch: SamplingBatch, rows: torch.Tensor, count: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the `count` most likely tokens of some rows of logits, best first.
+    """Return the `count` most likely tokens of the given `rows` of logits, best first.
 
-    `rows` is int64 [R], `logits` float32 [B, V].
+    `rows` is int64 [R], and `logits` is float32 [B, V].
 
-    Returns tokens, int64 [R, count], and their log-probs, float64 [R, count], under the sampling
-    distribution; -inf for a token that cannot be sampled.
+    Return tokens, int64 [R, count], and their log-probs under the sampling distribution, float64 [R, count].
+    A token that cannot be sampled has log-prob -inf.
     """
     logits = logits[rows]
     if batch.inverse_temperature is not None:

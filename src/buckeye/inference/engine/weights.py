@@ -1,9 +1,10 @@
 """Model weights in the decoder's layout.
 
-Projections of one input are fused into one matrix, and matrices are laid out for the processor.
+Projections of the same input, such as queries, keys and values, are fused into one matrix. Matrices are
+stored in the layout in which the processor multiplies fastest.
 
-An update of a small model builds a second set and then swaps it in. An update of a larger model on a CPU
-first releases the old weights, so that memory never holds two models.
+An update of a small model builds a second set of weights and then swaps the two sets. An update of a larger
+model on a CPU first releases the old weights, so that memory never holds two models.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ _QK_NORMS = ("self_attn.q_norm.weight", "self_attn.k_norm.weight")
 _FINAL_NORM = "model.norm.weight"
 _BFLOAT16_PARAMETERS = 5_000_000
 _MAX_SECOND_SET_BYTES = 2**26
-"""Largest size, in bytes, of weights that get a second set on a CPU. Preparing it shares cores with
-sampling.
+"""Largest size, in bytes, of weights that an update on a CPU loads as a second set. Loading this set slows
+down sampling, which uses the same cores.
 """
 
 
 class _Matrix(NamedTuple):
-    """Fused projection: the modules that form its blocks of rows, with their row counts."""
+    """Fused projection. `modules` has the modules whose weights are stacked, with their row counts."""
 
     modules: dict[str, int]
     columns: int
@@ -61,8 +62,9 @@ class LayerWeights:
 class ModelWeights:
     """Weights of a model, ready for computation.
 
-    `embed` is [vocab, hidden], `final_norm` [hidden]; `head` projects to the vocabulary. `directory` is the
-    source. With a separate adapter, all other weights are shared with `base`, the model without it.
+    `embed` is [vocab, hidden], and `final_norm` is [hidden]. `head` projects to the vocabulary. The weights
+    come from `directory`. A model with a separate adapter shares all other weights with `base`, which is the
+    model without the adapter.
     """
 
     directory: Path
@@ -74,7 +76,7 @@ class ModelWeights:
 
     @property
     def tensors(self) -> list[torch.Tensor]:
-        """All tensors, in an order that depends on the model only; a tied one appears twice."""
+        """All tensors, in an order that depends only on the model. A tied embedding appears twice."""
         tensors = [self.embed, self.final_norm, *self.head.tensors]
         for layer in self.layers:
             norms = (layer.input_norm, layer.qk_norm, layer.mlp_norm)
@@ -85,7 +87,7 @@ class ModelWeights:
 
 
 class PartialUpdateError(InferenceError):
-    """Weights loaded only in part, after the old ones were released: nothing can be computed."""
+    """An update released the old weights, and failed before it loaded all new ones. The process must end."""
 
     code = "BK-WEIGHTS-UPDATE"
 
@@ -93,8 +95,8 @@ class PartialUpdateError(InferenceError):
 class Checkpoint:
     """Safetensors files of a model directory.
 
-    A file is mapped only while one of its tensors is in use: pages read from a mapped file count as memory of
-    this process.
+    A file is mapped only while one of its tensors is read, because the pages of a mapped file count as memory
+    of this process.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -102,7 +104,7 @@ class Checkpoint:
         self.replaced: dict[str, torch.Tensor] = {}
         """Tensors that an adapter replaces."""
         self.low_rank: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
-        """A [rank, in] and B [out, rank] of an adapter, float32; their product B A is added to a matrix."""
+        """Matrices A [rank, in] and B [out, rank] of an adapter, float32, by name of the adapted tensor."""
         self._files: dict[str, Path] = {}
         self.shapes: dict[str, tuple[int, ...]] = {}
         """Shape of every tensor, by name."""
@@ -113,7 +115,7 @@ class Checkpoint:
                     self.shapes[name] = tuple(file.get_slice(name).get_shape())
 
     def tensor(self, name: str) -> torch.Tensor:
-        """Return the stored or replaced tensor on the CPU, without `low_rank`."""
+        """Return a tensor on the CPU, from `replaced` or else from the file. `low_rank` is not added."""
         if name in self.replaced:
             return self.replaced[name]
         with _open_safetensors(self._files[name]) as file:
@@ -136,13 +138,13 @@ def _open_safetensors(path: Path) -> Iterator[Any]:
     try:
         with safe_open(path, framework="pt") as file:
             yield file
-    # UnicodeEncodeError: of a file name in an index
+    # a file name in an index may raise UnicodeEncodeError
     except (OSError, SafetensorError, UnicodeEncodeError) as error:
         raise InferenceError(f"cannot read {path}: {error}", code="BK-MODEL-DAMAGED") from error
 
 
 class DecoderWeights:
-    """Weights of a decoder; `load` sets the `current` ones."""
+    """Weights of a decoder. `current` has the weights of the last `load`."""
 
     moves = 0
     """Number of times that the tensors moved in memory."""
@@ -162,7 +164,7 @@ class DecoderWeights:
 
     @property
     def num_parameters(self) -> int:
-        """Number of parameters of the model as published (a tied head counts once)."""
+        """Number of parameters. A head that is tied to the embedding adds none."""
         return sum(map(math.prod, self._shapes.values()))
 
     def check(self, checkpoint: Checkpoint) -> None:
@@ -201,20 +203,20 @@ class DecoderWeights:
             )
 
     def prepare(self, checkpoint: Checkpoint) -> ModelWeights | Checkpoint:
-        """Read a checkpoint that passed `check`, convert its dtype and lay it out for `load`.
+        """Read a checkpoint that passed `check`, and convert its dtype and layout for `load`.
 
-        This is nearly all the work of an update.
+        `prepare` does nearly all the work of an update, while the engine still uses the old weights. Memory
+        holds two models until `load`. For a large model on a CPU, `prepare` reads nothing and returns the
+        checkpoint.
 
-        This can run while the old weights are in use; memory then holds two models until `load`. A model too
-        large for that on a CPU is not read: the checkpoint is returned. An adapter of 16-bit weights stays
-        separate, because rounding would remove most of a merged adapter. Then only the adapter is read, and
-        memory holds one model.
+        For an adapter of 16-bit weights, `prepare` reads only the adapter. The adapter stays separate,
+        because rounding would remove most of a merged adapter.
         """
         large = self.num_parameters * self._dtype.itemsize > _MAX_SECOND_SET_BYTES
         if large and self._device.type == "cpu" and not self._has_separate_adapter(checkpoint):
             return checkpoint
-        # Use a thread that ends, because PyTorch keeps a pool of compute threads for every thread that has
-        # computed. With a second pool, the engine's pool would stop busy-waiting for work.
+        # PyTorch keeps a pool of compute threads for every live thread that has computed. With a second pool,
+        # the threads of the engine's pool would stop busy-waiting for work. So use a thread that ends here.
         with ThreadPoolExecutor(1, "weights") as worker:
             return worker.submit(self._read, checkpoint).result()
 
@@ -230,7 +232,7 @@ class DecoderWeights:
         return bool(checkpoint.low_rank) and self._dtype.itemsize < 4
 
     def load(self, new: ModelWeights | Checkpoint) -> None:
-        """Replace the current weights by prepared weights, or by a checkpoint that passed `check`.
+        """Replace the current weights by the result of `prepare`, or by a checkpoint that passed `check`.
 
         Raise `PartialUpdateError` if reading fails after the current weights were released.
         """
@@ -256,8 +258,8 @@ class DecoderWeights:
 def copy_over(old: ModelWeights, new: ModelWeights) -> bool:
     """Copy new weights over the old ones in place.
 
-    On a GPU this takes less than a millisecond, and captured graphs stay valid. Return False, without
-    copying, if shapes differ or an adapter shares its base's weights.
+    On a GPU the copy takes less than a millisecond, and captured graphs stay valid. Return False, without
+    copying, if shapes differ, or if one of the models has a separate adapter.
     """
     pairs = list(zip(old.tensors, new.tensors, strict=False))
     same_shapes = len(old.tensors) == len(new.tensors) and all(a.shape == b.shape for a, b in pairs)
@@ -271,7 +273,7 @@ def copy_over(old: ModelWeights, new: ModelWeights) -> bool:
 class _Reader:
     """Builder of a model's weights from a checkpoint.
 
-    Tensors that the checkpoint does not replace come from `base`.
+    With `base`, only the tensors that an adapter replaces are read. All other tensors are those of `base`.
     """
 
     def __init__(
@@ -307,7 +309,7 @@ class _Reader:
         return self._base_or_own(self._base and self._base.final_norm, _FINAL_NORM)
 
     def head(self, embed: torch.Tensor) -> Projection:
-        """Return the head; a tied one is the embedding in another layout."""
+        """Return the projection to the vocabulary. A tied head is the embedding in another layout."""
         name = _EMBED if self._spec.tied_head else _HEAD
         if self._base is not None and name not in self._checkpoint.replaced:
             return self._with_adapter(self._base.head, {name: self._spec.vocab_size})
@@ -336,9 +338,10 @@ class _Reader:
         return self._with_adapter(base, weights)
 
     def _with_adapter(self, projection: Projection, weights: Mapping[str, int]) -> Projection:
-        """Add low-rank matrices to a projection with the row blocks `weights`.
+        """Add the adapter's low-rank matrices to a fused projection.
 
-        The A are stacked, and the B are on a block diagonal.
+        `weights` has the fused tensors with their row counts. The A of these tensors are stacked, and their B
+        form a block-diagonal matrix.
         """
         present = [self._checkpoint.low_rank[name] for name in weights if name in self._checkpoint.low_rank]
         if self._base is None or not present:
@@ -365,13 +368,13 @@ class _Reader:
         return torch.cat([query.expand(self._spec.num_heads, -1), key.expand(self._spec.num_kv_heads, -1)])
 
     def _tensor(self, name: str) -> torch.Tensor:
-        # a copy: the mapped file may change or disappear
+        # copy, because the mapped file may change or disappear
         read = self._checkpoint.merged if self._base is None else self._checkpoint.tensor
         return read(name).to(self._device, self._dtype, copy=True)
 
 
 def _shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
-    """Return the tensors of the model's checkpoint as name -> shape."""
+    """Return the name and shape of every tensor that a checkpoint of the model must have."""
     shapes: dict[str, tuple[int, ...]] = {_EMBED: (spec.vocab_size, spec.hidden_size)}
     shapes[_FINAL_NORM] = (spec.hidden_size,)
     if not spec.tied_head:
@@ -421,8 +424,8 @@ def _safetensors_files(directory: Path) -> list[Path]:
 def auto_compute_dtype(parameters: int, device: torch.device) -> torch.dtype:
     """Return the default compute dtype: bfloat16 on a GPU, float32 on a CPU.
 
-    In float32, engine and trainer agree to the last digits. A large model on a CPU with bfloat16 matrix
-    instructions uses bfloat16.
+    In float32, the log-probs of engine and trainer differ only in the last digits. A model of 5 million
+    parameters or more uses bfloat16 on a CPU that has bfloat16 matrix instructions.
     """
     if device.type != "cpu":
         return torch.bfloat16

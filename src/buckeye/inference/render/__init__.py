@@ -1,7 +1,7 @@
 """Conversion between messages and tokens.
 
-Prompts come from the model's chat template, and replies are parsed to messages. Sampled tokens are never
-re-encoded.
+The chat template of a model converts messages to prompts. Replies are parsed to messages. Sampled tokens are
+never tokenized again.
 """
 
 from buckeye.inference.render.renderer import ChatRenderer, Conversation

@@ -1,8 +1,8 @@
-"""Literal text in messages: a control token that a user or a tool wrote does not end a turn.
+"""Escaping of control tokens in messages, so that a message with the text `<|im_end|>` does not end its turn.
 
-Tokenizers recognize control tokens anywhere in a text, also in the text of a message. So every control-token
-name in a message gets a mark inside, before the template is rendered. No other text contains this mark.
-Encoding cuts the text at the marks, so that no piece contains a whole name.
+A tokenizer turns the name of a control token into this token at any place in a text. So, before the
+template is rendered, `ControlTokenEscaper` inserts a mark into every such name in a message. After rendering,
+`ControlTokenEscaper.encode` splits the text at the marks, so that no piece contains a whole name.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from buckeye.base.storage import utf8
 from buckeye.envs.base import Message
 
 ESCAPE_MARK = "\ufdd0"
-"""Unicode noncharacter, never used in text."""
+"""Unicode noncharacter, which does not occur in text."""
 
 REPLY_TOKENS = frozenset({"<think>", "</think>", "<tool_call>", "</tool_call>"})
-"""Tokens that assistants write in their replies, also in data sets."""
+"""Tokens that assistants write in replies. In assistant messages they stay control tokens."""
 _KNOWN_TAGS = REPLY_TOKENS | {"<tool_response>", "</tool_response>", "<tools>", "</tools>"}
-"""Tokens written around tools and calls for templates without tool support."""
+"""`REPLY_TOKENS`, and the tags that `tools_as_text` writes around tools and results."""
 _ANCHOR = "\n"
 _BARS = re.compile(r"\S*[<\[][|｜].*|.*[|｜][>\]]\S*", re.DOTALL)
 _TAG = re.compile(r"<\S+>|\[\S+\]")
 
 
 class ControlTokenEscaper:
-    """Marker of control-token names in messages, so that they are tokenized as text."""
+    """Escaper that makes the names of control tokens in messages tokenize as plain text."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -37,16 +37,16 @@ class ControlTokenEscaper:
         self._anywhere, self._in_replies = _compile_pattern(names), _compile_pattern(names - REPLY_TOKENS)
 
     def escape_message(self, message: Message) -> dict[str, Any]:
-        """Return a message with marked texts, for `encode`. Its role stays unchanged."""
+        """Return a message with marks in all its texts, except in its role."""
         pattern = self._in_replies if message.get("role") == "assistant" else self._anywhere
         return {key: item if key == "role" else _mark(item, pattern) for key, item in message.items()}
 
     def escape_tool(self, tool: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a tool's description with marked texts."""
+        """Return a tool with marks in all its texts."""
         return _mark(dict(tool), self._anywhere)
 
     def encode(self, text: str) -> list[int]:
-        """Return the token ids of a template's text from marked messages, without added special tokens."""
+        """Return the token ids of a text that may contain marks. No special tokens are added."""
         text = utf8(text).decode()
         if ESCAPE_MARK not in text:
             return self._tokenizer.encode(text, add_special_tokens=False)
@@ -60,7 +60,10 @@ class ControlTokenEscaper:
         return ids
 
     def _encode_continuation(self, piece: str) -> list[int]:
-        """Return the ids of a piece that continues a text, without the space that some tokenizers prepend."""
+        """Return the token ids of text in the middle of a text.
+
+        Some tokenizers add a space before the first word. The ids do not contain this space.
+        """
         before = self._tokenizer.encode(_ANCHOR, add_special_tokens=False)
         after = self._tokenizer.encode(_ANCHOR + piece, add_special_tokens=False)
         if after[: len(before)] == before:
@@ -69,7 +72,7 @@ class ControlTokenEscaper:
 
 
 def _is_control_token(token: str, template: str) -> bool:
-    """Return True if a non-special token is a control token.
+    """Return True if an added token is a control token, although the tokenizer does not mark it as special.
 
     A control token has bars (`<|...|>`), or is a tag that the chat template writes. Other tags, such as
     `<answer>`, are text of a task.
@@ -81,7 +84,7 @@ def _is_control_token(token: str, template: str) -> bool:
 
 def _compile_pattern(names: set[str]) -> re.Pattern[str]:
     longest_first = sorted(names, key=len, reverse=True)
-    return re.compile("|".join(map(re.escape, longest_first)) or "(?!)")  # the latter matches nothing
+    return re.compile("|".join(map(re.escape, longest_first)) or "(?!)")  # (?!) matches nothing
 
 
 def _mark(value: Any, pattern: re.Pattern[str]) -> Any:

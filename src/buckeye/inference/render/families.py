@@ -1,7 +1,7 @@
-"""Replies of model families that the `renderers` library supports.
+"""Parser for the replies of model families that the library `renderers` supports.
 
-A model's name alone does not identify its family, since a fine-tune may have another template. The library
-parses replies only if its rendering of some conversations equals the template's, token for token.
+The name of a model does not identify its family, because a fine-tuned model may have another template. So the
+library is used only if it converts some test conversations to exactly the tokens of the model's template.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _BY_ARCHITECTURE = {
     "qwen3": ("qwen3", "prime-qwen3"),
     "qwen3_moe": ("qwen3", "prime-qwen3"),
 }
-"""Renderers to try, by the `model_type` of config.json."""
+"""Names in `renderers` of the families to try, by the `model_type` of config.json."""
 
 _CONVERSATIONS = (
     ((PROBE_QUESTION,), ()),
@@ -50,7 +50,7 @@ _CONVERSATIONS = (
 
 
 class FamilyParser:
-    """Parser of one family's format of reasoning and calls."""
+    """Parser for the reasoning and calls of one family, by a renderer of the library."""
 
     def __init__(self, renderer: Any) -> None:
         self.name: str = renderer.config.name
@@ -61,13 +61,13 @@ class FamilyParser:
     ) -> ParsedMessage | None:
         """Return the parsed reply.
 
-        None if the library fails, or finds calls although no tools were offered.
+        Return None if the library fails, or if it finds calls although `tools` is empty.
         """
         try:
             response = self._renderer.parse_response(
                 list(sampled_ids), tools=[dict(tool) for tool in tools] or None, prompt_ids=list(prompt_ids)
             )
-        except Exception as error:  # a model may write anything, which must not fail the rollout
+        except Exception as error:  # no reply of the model may fail the rollout
             log.debug("the %s parser of renderers failed: %r", self.name, error)
             return None
         if response.tool_calls and not tools:
@@ -80,17 +80,18 @@ class FamilyParser:
     def training_turn(
         self, messages: Sequence[Message], tools: Sequence[Tool]
     ) -> tuple[list[int], list[int]] | None:
-        """Return the prompt of the last message, an assistant's, and the tokens of its reply.
+        """Return the token ids of the prompt before the last message, and the token ids of this message.
 
-        The reply has the tokens that a policy samples to write the message, end of turn included. None if the
-        library cannot render these messages, or if the rendered text does not start with the prompt.
+        The last message must be from the assistant. Its tokens are those that a policy samples, up to and
+        including the end of the turn. Return None if the library cannot render the messages, or if the tokens
+        of all messages do not start with the prompt.
         """
         whole, offered = [readable(message) for message in messages], [dict(tool) for tool in tools] or None
         try:
             prompt = self._renderer.render_ids(whole[:-1], tools=offered, add_generation_prompt=True)
             rendered = self._renderer.render(whole, tools=offered)
             stops = self._renderer.get_stop_token_ids()
-        except Exception as error:  # the chat template reports errors in the messages more clearly
+        except Exception as error:  # the caller then uses the chat template, which reports errors clearly
             log.debug("the %s renderer failed: %r", self.name, error)
             return None
         end = max((i + 1 for i, sampled in enumerate(rendered.sampled_mask) if sampled), default=0)
@@ -101,9 +102,9 @@ class FamilyParser:
 
 
 def find_family(tokenizer: Any, model_path: str, template: ChatTemplate) -> FamilyParser | None:
-    """Return the family with a renderer that matches the template's output, or None."""
+    """Return the parser of the family whose renderer produces the tokens of the template, or None."""
     if not template.supports_tools:
-        return None  # all families support tools; avoids the import
+        return None  # all families support tools, so the slow import is not needed
     from renderers import config_from_name, create_renderer
     from renderers.base import MODEL_RENDERER_MAP
 
@@ -119,8 +120,8 @@ def find_family(tokenizer: Any, model_path: str, template: ChatTemplate) -> Fami
             log.debug("the renderer %s does not fit: %r", name, error)
     if renderer_name:
         log.warning(
-            "The chat template of %s differs from its template in `renderers` (%s): tool calls are parsed as "
-            "<tool_call> JSON",
+            "The chat template of %s differs from the one that `renderers` has for this model (%s), so tool "
+            "calls are parsed as JSON in <tool_call>",
             model_path,
             renderer_name,
         )

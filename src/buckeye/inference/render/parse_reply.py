@@ -1,4 +1,4 @@
-"""Parsing of replies: reasoning, content and tool calls. No model output is an error here."""
+"""Functions that split a reply into reasoning, content and tool calls. They raise no error for any reply."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PYTHON_TAG = "<|python_tag|>"
 class ParsedCall:
     """Tool call: `name`, and `arguments` as JSON text.
 
-    An unreadable call has an empty name and the original text as arguments.
+    A call that cannot be parsed has an empty name, and its text as arguments.
     """
 
     name: str
@@ -25,7 +25,7 @@ class ParsedCall:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParsedMessage:
-    """Parsed reply. `reasoning` may be None: the model did not write it separately."""
+    """Parsed reply. `reasoning` is None if the reply has no separate reasoning."""
 
     content: str
     reasoning: str | None = None
@@ -35,7 +35,7 @@ class ParsedMessage:
 def split_reasoning(text: str, *, opened: bool) -> tuple[str | None, str]:
     """Split a reply into reasoning and content.
 
-    `opened`: the prompt has started the reasoning. Unclosed reasoning takes the whole text.
+    Set `opened` if the prompt ends with `<think>`. Without `</think>`, the whole text is reasoning.
     """
     body = text.lstrip()
     if body.startswith("<think>"):
@@ -49,20 +49,20 @@ def split_reasoning(text: str, *, opened: bool) -> tuple[str | None, str]:
 def parse_tagged_calls(text: str) -> ParsedMessage:
     """Parse calls written as `<tool_call>{"name": ..., "arguments": ...}</tool_call>`.
 
-    The rest is content.
+    The text outside of the calls is the content.
     """
     calls = tuple(read_call(match[1]) for match in _BLOCK.finditer(text))
     return ParsedMessage(content=_BLOCK.sub("", text).strip() if calls else text, calls=calls)
 
 
 def parse_bare_call(text: str) -> ParsedMessage:
-    """Parse a reply that is one JSON object with a name as a call, any other as content."""
+    """Parse a reply as in Llama 3: a JSON object with a `name` is a call, and any other text is content."""
     call = read_call(text.strip().removeprefix(_PYTHON_TAG))
     return ParsedMessage(content="", calls=(call,)) if call.name else ParsedMessage(content=text)
 
 
 def read_call(text: str) -> ParsedCall:
-    """Parse a call from JSON with a `name` and `arguments` (or `parameters`)."""
+    """Parse a call from a JSON object with `name`, and `arguments` or `parameters`."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
@@ -72,9 +72,9 @@ def read_call(text: str) -> ParsedCall:
 
 
 def make_call(name: Any, arguments: Any, *, raw: str) -> ParsedCall:
-    """Return a call from its parsed parts.
+    """Return a call with `name` and `arguments`.
 
-    `raw` is the original text, kept if the parts do not form a call.
+    If they are not valid, return an unreadable call with the text `raw` as arguments.
     """
     unreadable = ParsedCall(name="", arguments=raw.strip())
     if not isinstance(name, str) or not name:
@@ -90,8 +90,8 @@ def make_call(name: Any, arguments: Any, *, raw: str) -> ParsedCall:
 def to_openai_message(parsed: ParsedMessage, *, first_call: int) -> dict[str, Any]:
     """Return the assistant message in OpenAI's format.
 
-    Call ids are numbered from `first_call` within a conversation. They have nine letters and digits, since
-    some templates accept no other length.
+    The ids of calls are numbered from `first_call`, so that they are unique in a conversation. An id such as
+    call00012 has nine characters, because some templates accept no other length.
     """
     message: dict[str, Any] = {"role": "assistant", "content": parsed.content}
     if parsed.reasoning is not None:

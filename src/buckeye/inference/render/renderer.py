@@ -1,6 +1,6 @@
-"""Chat messages to token ids and back, without re-tokenizing sampled tokens.
+"""Conversion of chat messages to token ids, and of sampled token ids to messages.
 
-Also forced tool calls, which start a reply with given text.
+Sampled tokens are never tokenized again. `call_start` forces a tool call by starting the reply for the model.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from buckeye.inference.render.tokenizer import load_tokenizer
 log = logging.getLogger(__name__)
 
 TEXT_CALL_FAMILIES = (None, "qwen3", "prime-qwen3", "llama-3")
-"""Families that write reasoning and calls as plain text of a reply."""
+"""Families whose models write reasoning and tool calls as plain text. None is a model of no known family."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Conversation:
     """Prompt of a conversation.
 
-    `ids` are the engine's input, with earlier replies exactly as sampled. `text` is the chat template's
-    rendering of `messages` and `tools`, up to the next reply.
+    `ids` are the token ids of the prompt. They contain the sampled token ids of earlier replies unchanged.
+    `text` is the text that the chat template makes of `messages` and `tools`, up to the next reply.
     """
 
     ids: list[int]
@@ -50,7 +50,7 @@ class Conversation:
 
 
 class ChatRenderer:
-    """Tokenizer and chat template of a model (a local directory or a Hub id)."""
+    """Tokenizer and chat template of a model. `model_path` is a local directory or a Hub id."""
 
     def __init__(self, model_path: str | Path) -> None:
         self.model_path = str(model_path)
@@ -58,13 +58,13 @@ class ChatRenderer:
         self.template = ChatTemplate(self.tokenizer, self.model_path)
         if self.template.missing_header:
             log.warning(
-                "The chat template of %s ignores add_generation_prompt: prompts get the reply header %r",
+                "The chat template of %s ignores add_generation_prompt; prompts get the reply header %r",
                 self.model_path,
                 self.template.missing_header,
             )
         self.token_text = lru_cache(maxsize=1 << 16)(self._token_text)
         self.stop_token_ids = self._find_stop_token_ids()
-        """All tokens that end an assistant's turn: the tokenizer's and the template's."""
+        """Ids of all tokens that end a reply, from the tokenizer, generation_config.json and the template."""
 
     @cached_property
     def vocab_size(self) -> int:
@@ -73,7 +73,7 @@ class ChatRenderer:
 
     @cached_property
     def family(self) -> FamilyParser | None:
-        """Reply parser of `renderers`, or None if it does not support this template."""
+        """Reply parser of the library `renderers`, or None if the library does not support this template."""
         return find_family(self.tokenizer, self.model_path, self.template)
 
     def render(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> Conversation:
@@ -95,13 +95,14 @@ class ChatRenderer:
         messages: Sequence[Message],
         tools: Sequence[Tool] = (),
     ) -> Conversation | None:
-        """Return the next turn's prompt.
+        """Return the prompt of the next turn, without tokenizing earlier turns again.
 
-        It has the earlier ids, the sampled ids, and the newly tokenized text after them.
+        The ids are those of `conversation`, the sampled ids, and the ids of the text after the reply.
+        `messages` must be the messages of `conversation`, the sampled reply, and later messages. In the JSON
+        of a call, spaces and the order of keys may differ.
 
-        None if a prompt rendered from scratch would differ: the template drops part of the earlier turns
-        (Qwen3 drops reasoning after the next user message), or `messages` are not the earlier ones, the
-        sampled reply, and more. Differences in spacing or key order of a call's JSON do not count.
+        Return None if the text of the template for `messages` does not continue the earlier prompt and reply.
+        For example, Qwen3's template drops the reasoning of earlier turns.
         """
         text = self.template.text(messages, tools, prompt=True)
         position = len(conversation.messages)
@@ -125,10 +126,10 @@ class ChatRenderer:
     def parse(self, conversation: Conversation, sampled_ids: Sequence[int]) -> dict[str, Any]:
         """Return the sampled reply as an assistant message.
 
-        It has `content`, `reasoning_content` if the template supports reasoning, and `tool_calls` if tools
-        were offered and called.
+        The message has `content`. It has `reasoning_content` if the template supports reasoning, and
+        `tool_calls` if the conversation has tools and the model called one.
 
-        An unreadable call has the name "" and the original text as its arguments. Never raises.
+        An unreadable call has the name "" and its text as arguments. No reply raises an error.
         """
         parsed = None
         if self.family is not None:
@@ -138,9 +139,9 @@ class ChatRenderer:
         return to_openai_message(parsed, first_call=count_calls(conversation.messages))
 
     def parse_text(self, conversation: Conversation, text: str) -> dict[str, Any]:
-        """Return a reply's text as an assistant message, for a reply that a stop string has cut.
+        """Return the text of a reply as an assistant message. Use this for a reply that a stop string ended.
 
-        An unreadable call has the name "" and the original text as its arguments.
+        An unreadable call has the name "" and its text as arguments.
         """
         parsed = self._parse_text(conversation, text)
         return to_openai_message(parsed, first_call=count_calls(conversation.messages))
@@ -148,14 +149,15 @@ class ChatRenderer:
     def encode(self, text: str) -> list[int]:
         """Return the token ids of a text.
 
-        Special tokens are recognized except in marked text; none are added.
+        The text of a special token becomes this token, unless it contains an escape mark. No special tokens
+        are added.
         """
         return self.template.escaper.encode(text)
 
     def encode_prompt(self, text: str) -> list[int]:
-        """Return the token ids of a text that the model continues.
+        """Return the token ids of a prompt without chat template.
 
-        They include the tokens that the tokenizer adds before it.
+        They include the special tokens that the tokenizer adds, such as a beginning-of-text token.
         """
         return self.tokenizer.encode(utf8(text).decode(), add_special_tokens=True)
 
@@ -175,16 +177,16 @@ class ChatRenderer:
         return ParsedMessage(content=parsed.content, reasoning=reasoning, calls=parsed.calls)
 
     def _after_reply(self, text: str, reply: Message) -> tuple[str, str] | None:
-        """Split `text`, which starts with the reply, into the end-of-turn token and the rest.
+        """Return the end-of-turn token after the reply, and the text after this token.
 
-        None if it does not contain the whole reply.
+        `text` starts with the reply. Return None if `text` does not contain the whole reply.
         """
         if self.template.end_of_turn is None:
             return None
         end, _ = self.template.end_of_turn
         written, separator, rest = text.partition(end)
         content, reasoning = ((reply.get(key) or "").strip() for key in ("content", "reasoning_content"))
-        # Reasoning precedes the content, which may contain equal text.
+        # Search the reasoning only before the content, because the content may contain the reasoning's text.
         before = written.rpartition(content)[0] if content else written
         if not separator or content not in written or reasoning not in before:
             return None
@@ -208,27 +210,27 @@ class ChatRenderer:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReplyStart:
-    """Given start of a reply; `ids` are the tokens of `text`."""
+    """Text that a reply must start with, and its token ids."""
 
     text: str = ""
     ids: tuple[int, ...] = ()
 
 
 EMPTY_REPLY_START = ReplyStart()
-"""Start of a reply that the model starts itself."""
+"""Start of a reply that the model writes completely."""
 
 
 def call_start(renderer: ChatRenderer, conversation: Conversation, name: str | None) -> ReplyStart:
-    """Return the start of a call of the tool `name`, or of any tool with None.
+    """Return the start of a reply that calls the tool `name`. If `name` is None, the model chooses the tool.
 
-    It leaves no room for reasoning. Raise `UsageError` for a family that does not write calls as text.
+    The reply has no reasoning. Raise `UsageError` for a family that does not write calls as text.
     """
     family, template = renderer.family, renderer.template
     if (family.name if family else None) not in TEXT_CALL_FAMILIES:
         raise UsageError(
-            "`tool_choice` cannot force a call of this model: its family does not write calls as text",
+            "`tool_choice` cannot force a tool call, because this model does not write calls as text",
             code="BK-INFERENCE-REQUEST",
-            hint="use auto or none",
+            hint='set `tool_choice` to "auto" or "none"',
         )
     thought = ""
     if starts_reasoning(conversation.text):
@@ -237,7 +239,7 @@ def call_start(renderer: ChatRenderer, conversation: Conversation, name: str | N
         thought = "<think>\n\n</think>\n\n"
     bare = template.call_format == "json"
     tag, arguments = ("", "parameters") if bare else ("<tool_call>\n", "arguments")
-    # No space at the end: in most tokenizers it belongs to the next token.
+    # No space at the end, because most tokenizers have a space at the start of a token.
     rest = ' "' if name is None else f' {json.dumps(name, ensure_ascii=False)}, "{arguments}":'
     text = f'{thought}{tag}{{"name":{rest}'
     return ReplyStart(text=text, ids=tuple(renderer.encode(text)))

@@ -1,4 +1,4 @@
-"""Chat template of a model: renders messages to text, and detects its features."""
+"""Chat template of a model: conversion of messages to text, and detection of the features of a template."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ PROBE_TOOL_TURN = (
     {"role": "assistant", "content": "", "tool_calls": [_PROBE_CALL]},
     {"role": "tool", "tool_call_id": "call00000", "name": "probe", "content": "probe-result"},
 )
-"""A question, a call and its result: the messages that a template with tools must be able to render."""
+"""Question, call and result. `ChatTemplate` uses them to test whether a template supports tools."""
 PROBE_TOOLS = (_PROBE_TOOL,)
 
 
 class TooCostlyTemplateError(UsageError):
-    """Chat template that takes too long, or produces too much text."""
+    """A chat template takes too long, or produces too much text."""
 
     code = "BK-TEMPLATE"
 
 
 class ChatTemplate:
-    """Chat template of a tokenizer. If it does not support tools, they are written into plain messages."""
+    """Chat template of a tokenizer. If it does not support tools, they are described in a system message."""
 
     def __init__(self, tokenizer: Any, model_path: str) -> None:
         self._tokenizer = tokenizer
@@ -54,11 +54,11 @@ class ChatTemplate:
         self.escaper = ControlTokenEscaper(tokenizer)
 
     def text(self, messages: Sequence[Message], tools: Sequence[Tool], *, prompt: bool) -> str:
-        """Return the text of messages, for `escaper.encode`.
+        """Return the text of messages. Convert it to token ids with `escaper.encode`.
 
-        With `prompt`, the text ends at the start of the next assistant message.
+        With `prompt`, the text ends where the next assistant message starts.
 
-        Raise `UsageError` if the template rejects them, or does not exist.
+        Raise `UsageError` if the template rejects the messages, or if the model has no template.
         """
         texts = [_with_text(message, number) for number, message in enumerate(messages, start=1)]
         messages = [self.escaper.escape_message(message) for message in texts]
@@ -71,10 +71,11 @@ class ChatTemplate:
 
     @cached_property
     def missing_header(self) -> str:
-        """Header that the template writes before a reply but not at the end of a prompt.
+        """Header of replies that must be added to the end of prompts, such as `<|im_start|>assistant`.
 
-        Such a template ignores `add_generation_prompt`. Training writes replies after the header, so prompts
-        need it too. "" if prompts end with the header already.
+        A template that ignores `add_generation_prompt` writes the header only before the replies in its
+        messages. The model was trained with the header, so prompts need it. For other templates the header
+        to add is empty.
         """
         without, with_it = (self._probe((PROBE_QUESTION,), (), prompt=prompt) for prompt in (False, True))
         written = self._probe((PROBE_QUESTION, _REPLY), (), prompt=False)
@@ -86,16 +87,16 @@ class ChatTemplate:
 
     @cached_property
     def header(self) -> str | None:
-        """Text between the messages and the next reply, or None if unknown."""
+        """Text that a prompt has between the last message and the reply, or None if it is unknown."""
         without, with_it = (self._probe((PROBE_QUESTION,), (), prompt=prompt) for prompt in (False, True))
         if not without or not with_it.startswith(without):
             return None
         return with_it.removeprefix(without) or self.missing_header
 
     def find_problem(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> str | None:
-        """Return the reason why the template cannot render a prompt, or None if it can.
+        """Return the reason why the template cannot render these messages and tools, or None if it can.
 
-        The prompt has these messages and tools. The reason includes the line of the template.
+        The reason includes the line of the template.
         """
         try:
             self.text(messages, tools, prompt=True)
@@ -105,13 +106,13 @@ class ChatTemplate:
 
     @cached_property
     def supports_tools(self) -> bool:
-        """True if the template renders tools, calls and their results itself."""
+        """True if the template writes tools, calls and results of calls into its text."""
         text = self._probe(PROBE_TOOL_TURN, PROBE_TOOLS, prompt=True)
         return all(marker in text for marker in ("probe-description", "probe-value", "probe-result"))
 
     @cached_property
     def supports_reasoning(self) -> bool:
-        """True if the template renders reasoning separately from the content."""
+        """True if the template writes the reasoning of a reply separately from the content."""
         reply = {"role": "assistant", "content": "It is that.", "reasoning_content": _PROBE}
         return _PROBE in self._probe((PROBE_QUESTION, reply), (), prompt=False) or starts_reasoning(
             self._probe((PROBE_QUESTION,), (), prompt=True)
@@ -119,10 +120,10 @@ class ChatTemplate:
 
     @cached_property
     def call_format(self) -> str:
-        """Format of calls: "json" or "tagged".
+        """Format in which the model writes calls: "json" or "tagged".
 
-        "json" is one bare JSON object with `parameters`, as in Llama 3. "tagged" is `<tool_call>` and JSON
-        with `arguments`.
+        "json" is a JSON object with `name` and `parameters`, as in Llama 3. "tagged" is a JSON object with
+        `name` and `arguments` between `<tool_call>` and `</tool_call>`.
         """
         text = self._probe(PROBE_TOOL_TURN[:2], PROBE_TOOLS, prompt=False)
         call = text[: text.rfind("probe-value")].rfind('"parameters"')
@@ -131,9 +132,9 @@ class ChatTemplate:
 
     @cached_property
     def end_of_turn(self) -> tuple[str, int] | None:
-        """Special token after an assistant's message, as text and id, or None.
+        """Text and id of the special token that ends a reply, or None.
 
-        (Base models with a template often declare another end-of-text token.)
+        The end-of-text token of the tokenizer is often another token, such as in base models.
         """
         text = self._probe((PROBE_QUESTION, _REPLY), (), prompt=False)
         ids = self._tokenizer.encode(text[text.rfind(_PROBE) + len(_PROBE) :], add_special_tokens=False)
@@ -141,11 +142,11 @@ class ChatTemplate:
         return (added[ids[0]].content, ids[0]) if text and ids and ids[0] in added else None
 
     def _probe(self, messages: Sequence[Message], tools: Sequence[Tool], *, prompt: bool) -> str:
-        """Return the text of unmarked messages, or "" if the template rejects them."""
+        """Return the text of messages without escape marks, or "" if the template rejects the messages."""
         try:
             return self._render([dict(message) for message in messages], tools, prompt=prompt)
         except TooCostlyTemplateError:
-            raise  # all other renderings would be too costly too
+            raise  # this template would also take too long for other messages
         except UsageError:
             return ""
 
@@ -187,7 +188,7 @@ def _compiled(source: str) -> Any:
 
 
 def _with_line(error: Exception) -> str:
-    """Return the error's text with the line of the template."""
+    """Return the text of an error, with the number of the template's line that raised it."""
     lines = [at.lineno for at in traceback.extract_tb(error.__traceback__) if at.filename == "<template>"]
     line = getattr(error, "lineno", None) or (lines[-1] if lines else None)
     message = str(error) or type(error).__name__
@@ -195,7 +196,7 @@ def _with_line(error: Exception) -> str:
 
 
 def starts_reasoning(prompt: str) -> bool:
-    """Return True if a prompt has started the reasoning for the model."""
+    """Return True if the prompt ends with `<think>`, so that the reply starts inside the reasoning."""
     return prompt.rstrip().endswith("<think>")
 
 
@@ -216,9 +217,9 @@ def _with_text(message: Message, number: int) -> Message:
 
 
 def readable(message: Message) -> dict[str, Any]:
-    """Return a message as templates expect it, with arguments as objects.
+    """Return a message in the form that templates expect, with arguments of calls as objects.
 
-    If a call is unreadable, all calls are written into the content as text.
+    If the arguments of a call are not a JSON object, write all calls of the message into its content.
     """
     readable = {**message, "content": "" if message.get("content") is None else message["content"]}
     calls = message.get("tool_calls")

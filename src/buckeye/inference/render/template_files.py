@@ -1,4 +1,4 @@
-"""Chat template from a model's small files, for checks that cannot afford to load the tokenizer."""
+"""Chat template of a model without its tokenizer, for fast checks before a run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _FOLDER = "additional_chat_templates"
 
 
 class TemplateFiles:
-    """Tokenizer stand-in for `ChatTemplate`, read from a model's folder as transformers does."""
+    """Replacement for the tokenizer of a `ChatTemplate`, with templates and tokens from a model's folder."""
 
     def __init__(self, folder: Path) -> None:
         """Raise `InferenceError` if a file cannot be read."""
@@ -27,15 +27,18 @@ class TemplateFiles:
         names = {name: _token_text(value) for name, value in settings.items() if name.endswith("_token")}
         self.special_tokens_map = {name: text for name, text in names.items() if text is not None}
         self.added_tokens_decoder: dict[int, Any] = {}
-        """Empty: names of control tokens in messages do not change the result of a check."""
+        """Always empty, because checks need no escaping of control tokens."""
 
     @property
     def chat_template(self) -> str | None:
-        """Default template without tools, or None."""
+        """Template for conversations without tools, or None."""
         return self._templates.get("default") or next(iter(self._templates.values()), None)
 
     def get_chat_template(self, *, tools: Any = None) -> str:
-        """Return the template for a conversation. Raise `ValueError` if the model has none."""
+        """Return the template for conversations with or without tools.
+
+        Raise `ValueError` if the model has no template.
+        """
         template = self._templates.get("tool_use") if tools else None
         if template is None and self.chat_template is None:
             raise ValueError("the model has no chat template")
@@ -60,7 +63,7 @@ def _read_settings(folder: Path) -> dict[str, Any]:
 
 
 def _read_templates(folder: Path, settings: dict[str, Any]) -> dict[str, str]:
-    """Return the templates by name; files take precedence over the settings."""
+    """Return the templates by name, from files, or else from tokenizer_config.json."""
     files = {path.stem: path for path in sorted((folder / _FOLDER).glob("*.jinja"))}
     if (folder / TEMPLATE_FILE).is_file():
         files["default"] = folder / TEMPLATE_FILE
@@ -73,6 +76,6 @@ def _read_templates(folder: Path, settings: dict[str, Any]) -> dict[str, str]:
 
 
 def _token_text(token: Any) -> str | None:
-    """Return a special token's text, which may be inside an object."""
+    """Return the text of a special token. `token` is the text, or an object with the text as `content`."""
     text = token.get("content") if isinstance(token, dict) else token
     return text if isinstance(text, str) else None

@@ -1,8 +1,8 @@
-"""Sandbox for third-party chat templates: they see only plain data and have limits on time and output.
+"""Sandbox for third-party chat templates, with only plain data, and limits on time and length of output.
 
-The environment provides transformers' tags, filters and functions for templates, with two differences: no
-clock, and a limit on the cost of a rendering. Every loop iteration, call, filter and operator goes through
-`_Environment.spend`. So a rendering can be stopped from within, without a separate process or thread.
+The sandbox provides the tags, filters and functions that transformers provides, except that the date is
+fixed. Every loop iteration, call, filter and operator calls `_Environment.spend`, which raises an error when
+the time limit has passed. So the sandbox needs no separate process or thread.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 MAX_SECONDS = 2.0
-"""Maximum processor time of one rendering; a conversation of 100,000 tokens takes a hundredth of it."""
+"""Maximum processor time of one rendering. A conversation of 100,000 tokens takes 0.02 s."""
 MAX_CHARACTERS = 2**24
-"""Maximum length of text that a template may produce, intermediate results included."""
+"""Maximum length of the text, and of each intermediate result, that a template may produce."""
 TEMPLATE_DATE = datetime(2024, 7, 26)
-"""Fixed date for templates that ask for one, equal to the default of Llama's templates. A prompt must not
-depend on the date: otherwise a run over midnight, or a resumed run, would change.
+"""Date that templates get, which is the default of Llama's templates. The date is fixed, because prompts of a
+run must not change at midnight or after a resume.
 """
 _MAX_SOURCE = 2**20
 _DIGITS = re.compile(r"\d+")
@@ -37,25 +37,25 @@ _NESTED = re.compile(r"\{[^{}]*\{")
 _SIZES = frozenset(
     "center ljust rjust zfill expandtabs indent wordwrap batch slice round tojson truncate".split()  # noqa: SIM905
 )
-"""Methods and filters with an argument that determines the length of their result."""
+"""Methods and filters with an argument that sets the length of the result, such as `center(80)`."""
 _LARGE = _SIZES | {"replace", "join", "format", "format_map"}
-"""Methods and filters with results that may be much longer than their input."""
+"""Methods and filters whose result may be much longer than their input."""
 _LOOP_FILTER = "buckeye-loop"  # not a name that a template can write
 
 
 class TooCostlyError(SecurityError):
-    """Template that takes too long, or produces too much text."""
+    """A template takes too long, or produces too much text."""
 
 
 class SandboxedTemplate:
-    """Compiled template. Raises the errors of jinja2 or Python for a broken one."""
+    """Compiled chat template. The constructor raises errors of jinja2 or Python if `source` is invalid."""
 
     def __init__(self, source: str) -> None:
         if len(source) > _MAX_SOURCE:
             raise TooCostlyError(f"it has more than {_MAX_SOURCE} characters")
         self._environment = _Environment()
         self._template = self._environment.from_string(source)
-        # `~` compiles to functions that are not methods of the environment.
+        # The operator `~` calls these functions directly, not through the environment. So replace them.
         for name in ("str_join", "markup_join"):
             namespace = self._template.root_render_func.__globals__
             namespace[name] = functools.partial(self._environment.joined, namespace[name])
@@ -63,7 +63,7 @@ class SandboxedTemplate:
     def render(self, messages: Iterable[Mapping[str, Any]], **values: Any) -> str:
         """Return the text for messages and other values of the template.
 
-        May raise any exception; `TooCostlyError` if it exceeds a limit.
+        Raise `TooCostlyError` if the template exceeds a limit. A template may also raise any other exception.
         """
         self._environment.begin()
         given = {name: _to_plain(value) for name, value in values.items()}
@@ -94,13 +94,13 @@ class _Environment(ImmutableSandboxedEnvironment):
         self._current.budget = _Budget()
 
     def spend(self) -> None:
-        """Check the budget; called at every step of a template."""
+        """Raise `TooCostlyError` if the time limit has passed. Every step of a template calls this."""
         budget = getattr(self._current, "budget", None)
         if budget is not None:  # unset while the template is compiled
             budget.check()
 
     def joined(self, join: Callable[[Iterable[Any]], str], parts: Iterable[Any]) -> str:
-        """Return `join` of parts, if their total length is within the limit."""
+        """Return `join(parts)`. Raise `TooCostlyError` if the result would be too long."""
         texts = list(parts)
         _check_length(sum(len(text) for text in texts if isinstance(text, str)))
         return join(texts)
@@ -110,7 +110,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         return self.joined("".join, parts)
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        """Reject an operator with a too large result before computing it."""
+        """Compute `left operator right`. Raise `TooCostlyError` first if the result would be too large."""
         self.spend()
         if operator == "+" and type(left) is type(right) is str:
             _check_length(len(left) + len(right))
@@ -119,7 +119,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         return super().call_binop(context, operator, left, right)
 
     def call(self, context: Any, function: Any, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
-        """Reject a method or function with a too large result before calling it."""
+        """Call a method or function. Raise `TooCostlyError` first if the result would be too large."""
         self.spend()
         name = getattr(function, "__name__", "")
         if name in _LARGE:
@@ -134,15 +134,15 @@ class _Environment(ImmutableSandboxedEnvironment):
         return template
 
     def _loop_items(self, items: Iterable[Any]) -> Iterable[Any]:
-        """Return the items of a loop; each iteration is checked against the budget."""
+        """Return an iterable of the items of a loop that calls `spend` before each item."""
         if isinstance(items, jinja2.Undefined):
-            return items  # raises an error that names the undefined value
+            return items  # iterating over it raises an error that names the undefined value
         return _LoopItems(items, self.spend)
 
     def _bounded(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         large = name in _LARGE
 
-        @functools.wraps(function)  # also copies the markers of filters that take the environment
+        @functools.wraps(function)  # also copies jinja2's marker of filters that need the environment
         def bounded(*args: Any, **kwargs: Any) -> Any:
             self.spend()
             if large:
@@ -153,7 +153,7 @@ class _Environment(ImmutableSandboxedEnvironment):
 
 
 class _LoopItems:
-    """Items of a loop; `spend` is called for each."""
+    """Items of a loop. The iterator calls `spend` before each item."""
 
     def __init__(self, items: Iterable[Any], spend: Callable[[], None]) -> None:
         self._items = items
@@ -165,13 +165,14 @@ class _LoopItems:
             yield item
 
     def __len__(self) -> int:
-        return len(self._items)  # type: ignore[arg-type]  # `loop.length` expects a TypeError without one
+        return len(self._items)  # type: ignore[arg-type]  # jinja2 handles a TypeError of items without len
 
 
 class _Budget:
-    """Budget of this thread's processor time, measured only occasionally.
+    """Limit on the processor time that this thread uses for one rendering.
 
-    On a busy machine wall time passes without work.
+    The limit is not on wall time, which passes without work on a busy machine. The processor time is measured
+    only when the remaining wall time is over, because measuring is slow.
     """
 
     def __init__(self) -> None:
@@ -179,7 +180,7 @@ class _Budget:
         self._begun = time.thread_time()
 
     def check(self) -> None:
-        """Raise `TooCostlyError` if the budget is spent."""
+        """Raise `TooCostlyError` if this thread has used more than `MAX_SECONDS`."""
         now = time.perf_counter()
         if now < self._end:
             return
@@ -192,13 +193,13 @@ class _Budget:
 class _Generation(Extension):
     """Tag `{% generation %}` around the model's text.
 
-    Only the text is rendered; its position is not recorded.
+    The tag is ignored, and its text is rendered.
     """
 
     tags = {"generation"}  # noqa: RUF012, as declared by jinja2
 
     def parse(self, parser: Any) -> nodes.Node:
-        """Parse the block as a call of `_text`, which has a separate scope."""
+        """Parse the block as a call of `_text`, so that the block has a separate scope of variables."""
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         return nodes.CallBlock(self.call_method("_text"), [], [], body).set_lineno(line)
@@ -208,10 +209,10 @@ class _Generation(Extension):
 
 
 class _Namespace(Namespace):
-    """Namespace of jinja2, without names that have a meaning in Python."""
+    """Namespace of jinja2 that rejects names with a leading underscore, which may be special in Python."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:
-        # so that `self` can be a keyword
+        # no parameter is named `self`, so that a template can set an attribute `self`
         attributes = dict(*args[1:], **kwargs)
         for name in attributes:
             _check_name(name)
@@ -248,7 +249,7 @@ def _to_json(
 
 
 def _check_operation(operator: str, left: Any, right: Any) -> None:
-    """Reject an operation with a too large result."""
+    """Raise `TooCostlyError` if the result of an operator would be too large."""
     if operator == "**":
         _check_length(_size(left) * _number(right))
     elif operator == "*":
@@ -261,7 +262,7 @@ def _check_operation(operator: str, left: Any, right: Any) -> None:
 
 
 def _check_call(name: str, given: list[Any]) -> None:
-    """Reject a method or filter with a too large result."""
+    """Raise `TooCostlyError` if the result of a method or filter would be too large."""
     if name in _SIZES:
         _check_length(max((_number(value) for value in given[1:]), default=0))
     elif name in ("replace", "join"):
@@ -272,7 +273,10 @@ def _check_call(name: str, given: list[Any]) -> None:
 
 
 def _check_format(text: str, values: Iterable[Any]) -> None:
-    """Check format widths: numbers in the text, or, with `*` and `{:{}}`, among the values."""
+    """Raise `TooCostlyError` if a format string has a large width.
+
+    A width is a number in the string. With `*` or `{:{}}` it is one of the values.
+    """
     widths = [
         int(digits[-9:]) if len(digits) <= 9 else MAX_CHARACTERS + 1 for digits in _DIGITS.findall(text)
     ]
@@ -283,7 +287,7 @@ def _check_format(text: str, values: Iterable[Any]) -> None:
 
 def _check_length(length: int, limit: int = MAX_CHARACTERS) -> None:
     if length > limit:
-        raise TooCostlyError(f"it makes a text or a list of more than {limit} characters or items")
+        raise TooCostlyError(f"it makes a text of more than {limit} characters, or a list of as many items")
 
 
 def _is_sized(value: Any) -> bool:
@@ -291,7 +295,7 @@ def _is_sized(value: Any) -> bool:
 
 
 def _size(value: Any) -> int:
-    """Return the length of a text or list, or the bits of a number."""
+    """Return the length of a text or list, or the number of bits of an integer."""
     return len(value) if _is_sized(value) else value.bit_length() if isinstance(value, int) else 0
 
 
@@ -300,7 +304,7 @@ def _number(value: Any) -> int:
 
 
 def _with_reasoning(message: Any) -> Any:
-    """Return the message with its reasoning under the names that templates use."""
+    """Return the message with its reasoning under all names that templates read."""
     names = ("reasoning_content", "thinking", "reasoning")
     reasoning = next((message[name] for name in names if message.get(name) is not None), None)
     return (
@@ -309,7 +313,7 @@ def _with_reasoning(message: Any) -> Any:
 
 
 def _to_plain(value: Any) -> Any:
-    """Convert a value to plain JSON types: templates must not reach methods of other objects."""
+    """Convert a value to plain JSON types, so that templates cannot call methods of other objects."""
     if value is None or type(value) in (str, int, float, bool):
         return value
     if isinstance(value, Mapping):

@@ -1,7 +1,7 @@
-"""Loading of a model's tokenizer, without torch where possible.
+"""Loading of a model's tokenizer without importing torch, if possible.
 
-transformers selects a tokenizer's class in a module that imports torch, which takes 150 MB and two seconds.
-For the families below the class is known, so code that only encodes and decodes text avoids that import.
+`AutoTokenizer` imports torch, which takes 150 MB and two seconds. `_CLASSES` lists the classes of tokenizers
+that can be loaded without `AutoTokenizer`.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ _CLASSES = {
     "Qwen2Tokenizer": ("Qwen2Tokenizer", ("qwen2", "qwen3", "qwen3_moe")),
     "GPT2Tokenizer": ("GPT2Tokenizer", ("llama",)),
 }
-"""Class that `AutoTokenizer` selects for a model's `tokenizer_class` (without "Fast"), if its `model_type` is
-in the list.
+"""By the `tokenizer_class` of a model (without "Fast"): the class that `AutoTokenizer` selects if the model's
+`model_type` is one of the listed values.
 """
 
 
 def load_tokenizer(model_path: str) -> Any:
     """Load the tokenizer of a local directory or a Hub id, as `AutoTokenizer` does.
 
-    Raise `InferenceError` if that fails.
+    Raise `InferenceError` if the tokenizer cannot be loaded.
     """
     try:
         tokenizer = _tokenizer_class(Path(model_path)).from_pretrained(model_path)
-        tokenizer.decode(tokenizer.encode("a b"))  # invalid settings show only in use
+        tokenizer.decode(tokenizer.encode("a b"))  # invalid settings raise errors only here
         return tokenizer
     # transformers raises many exceptions for a directory without a usable tokenizer
     except Exception as error:
@@ -56,10 +56,7 @@ def _tokenizer_class(directory: Path) -> Any:
 
 
 def _known_class(directory: Path) -> str | None:
-    """Return the name of the class that `AutoTokenizer` selects.
-
-    None if only `AutoTokenizer` can determine it.
-    """
+    """Return the name of the class that `AutoTokenizer` selects, or None if it is not in `_CLASSES`."""
     if not (directory / "tokenizer.json").is_file():
         return None
     settings, model = (_read_object(directory / name) for name in ("tokenizer_config.json", "config.json"))
@@ -71,7 +68,7 @@ def _known_class(directory: Path) -> str | None:
 
 
 def _read_object(path: Path) -> dict[str, Any]:
-    """Return a JSON object, or an empty one if the file is invalid; transformers reports the error."""
+    """Return the JSON object in a file, or {} for an invalid file. transformers reports invalid files."""
     try:
         value = read_json(path)
     except (OSError, ValueError):

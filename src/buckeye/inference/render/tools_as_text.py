@@ -1,4 +1,4 @@
-"""Tools for chat templates without tool support: written into system, user and assistant messages."""
+"""Conversion of tools, calls and results to plain messages, for chat templates that do not support tools."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ To call one, write a JSON object with its name and arguments inside <tool_call><
 
 
 def plain_messages(messages: Sequence[Message], tools: Sequence[Tool]) -> list[dict[str, Any]]:
-    """Return the conversation in messages that have only a role and a text."""
+    """Return the conversation as messages that have only a role and a text.
+
+    The system message describes the tools. Results of calls become messages of the user.
+    """
     plain: list[dict[str, Any]] = []
     in_results = False
     for message in messages:
@@ -35,7 +38,7 @@ def plain_messages(messages: Sequence[Message], tools: Sequence[Tool]) -> list[d
 
 
 def fold_calls(message: Message) -> dict[str, Any]:
-    """Return a message with its calls written as text into the content."""
+    """Return a message without `tool_calls`. Its calls are text at the end of its content."""
     content = message.get("content")
     folded = {key: value for key, value in message.items() if key != "tool_calls"}
     calls = [_call_text(call["function"]) for call in message.get("tool_calls") or ()]
@@ -49,7 +52,7 @@ def _call_text(function: Mapping[str, Any]) -> str:
         arguments = "{}"
     elif not isinstance(arguments, str):
         arguments = json.dumps(arguments, ensure_ascii=False)
-    # A call without a name is unreadable model output: it is repeated unchanged.
+    # A call without a name could not be parsed. Its arguments are the text that the model wrote.
     body = (
         f'{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": {arguments}}}' if name else arguments
     )

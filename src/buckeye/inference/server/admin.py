@@ -1,4 +1,4 @@
-"""Routes that monitor and control the server; their names are vLLM's."""
+"""Routes that monitor and control the server. Their paths are those of vLLM's server."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ from buckeye.transport.weights import WeightsManifest, find_weights_manifest, ve
 PAUSE_QUERY = {
     "mode": {"enum": list(get_args(PauseMode)), "default": "abort"},
 }
-"""Query parameters of /pause, as JSON Schemas."""
+"""JSON Schema of each query parameter of /pause."""
 
 _PROCESS = secrets.token_hex(8)
-"""Unique id of this process: earlier and later processes may have the same pid."""
+"""Unique id of this process. A pid is not unique, because a later process may get the same number."""
 
 
 async def health(service: Service, request: Request) -> Response:
-    """Return 200 while the process serves, 503 during shutdown."""
+    """Return status 200, or 503 during shutdown."""
     return Response(status_code=503 if service.draining else 200)
 
 
@@ -64,7 +64,7 @@ async def model(service: Service, request: Request) -> Response:
 
 
 async def metrics(service: Service, request: Request) -> Response:
-    """Return metrics as Prometheus text. Names shared with vLLM have vLLM's meaning."""
+    """Return metrics as Prometheus text. Names that begin with `vllm:` have vLLM's meaning."""
     engine = service.engine
     counters = engine.counters
     values = {
@@ -91,7 +91,7 @@ async def metrics(service: Service, request: Request) -> Response:
 
 
 async def pause(service: Service, request: Request) -> Response:
-    """Stop decoding: ?mode=keep|wait|abort."""
+    """Stop decoding: `mode` keeps running requests, waits for them, or aborts all requests."""
     mode = request.query_params.get("mode", "abort")
     if mode not in get_args(PauseMode):
         raise InvalidRequestError(f"`mode` must be keep, wait or abort, not {mode!r}")
@@ -106,35 +106,35 @@ async def resume(service: Service, request: Request) -> Response:
 
 
 async def is_paused(service: Service, request: Request) -> Response:
-    """Return whether the engine is paused."""
+    """Return `is_paused`: true between a pause and the next resume."""
     return json_response({"is_paused": service.engine.is_paused})
 
 
 class WeightUpdate:
-    """Steps of a weight update.
+    """Routes of a weight update. A client calls `start`, `update` and `finish`.
 
-    `update` checks the new weights and prepares small ones next to those in use. Only `finish` changes the
-    engine, in one step, so an invalid directory or a client that fails in between changes nothing.
+    `update` checks and reads the new weights, while the engine uses the old ones. Only `finish` changes the
+    engine. So an invalid directory, or a client that ends before `finish`, changes nothing.
     """
 
     def __init__(self) -> None:
         self._checked: tuple[ModelWeights | Checkpoint, WeightsManifest] | None = None
 
     async def start(self, service: Service, request: Request) -> Response:
-        """Start an update and drop an earlier, unfinished one."""
+        """Start a weight update. An earlier update that is not finished is dropped."""
         self._checked = None
         return json_response({"status": "started"})
 
     async def update(self, service: Service, request: Request) -> Response:
-        """Check a weights directory (manifest, checksums, architecture, shapes) and read it."""
+        """Check new weights (manifest, checksums, architecture, shapes) and read them."""
         body = parse_request(await read_body(request), UpdateRequest)
         self._checked = await asyncio.to_thread(_open_weights, service, body.update_info.path)
         return json_response({"status": "updated", "checksum": self._checked[1].checksum})
 
     async def finish(self, service: Service, request: Request) -> Response:
-        """Replace the engine's weights between two decode steps and set their version.
+        """Replace the engine's weights by the new ones, and set the version of the weights.
 
-        The default version is the step in their manifest.
+        The default version is the step in the manifest of the new weights.
         """
         body = parse_request(await read_body(request), FinishUpdateRequest)
         if self._checked is None:
@@ -150,9 +150,9 @@ class WeightUpdate:
         return json_response({"status": "finished", "weight_version": str(version)})
 
     async def rpc(self, service: Service, request: Request) -> Response:
-        """Call a worker method.
+        """Return the state of the server process and its weights (method `buckeye_weights`).
 
-        All engines support one: `buckeye_weights`, optionally with a weights directory to report on.
+        The optional argument is a weights directory. The reply then has the checksum in its manifest.
         """
         body = parse_request(await read_body(request), RpcRequest)
         if body.method != "buckeye_weights":
@@ -174,7 +174,10 @@ class WeightUpdate:
 
 
 async def weight_info(service: Service, request: Request) -> Response:
-    """Return the current weights; the checksum is null before the first update."""
+    """Return version, checksum, model and dtype of the current weights.
+
+    The checksum is null before the first update.
+    """
     return json_response(
         {
             "weight_version": str(service.engine.version),
@@ -194,19 +197,20 @@ async def update_weight_version(service: Service, request: Request) -> Response:
 
 
 class AdapterRoutes:
-    """LoRA adapter, one at a time, applied to the model that the server was started with.
+    """Routes that load and unload a LoRA adapter.
 
-    The names of model and adapter then both mean the adapted weights. The version stays unchanged until
-    /update_weight_version.
+    The server applies one adapter at a time, to the model that it was started with. Requests may then use
+    the name of the model or of the adapter, and both get the adapted weights. The version of the weights
+    does not change until a client calls /update_weight_version.
     """
 
     def __init__(self) -> None:
         self._lock = asyncio.Lock()
 
     async def load(self, service: Service, request: Request) -> Response:
-        """Apply an adapter to the weights, between two decode steps.
+        """Apply a LoRA adapter to the weights.
 
-        An adapter with a manifest is checked against it.
+        If the adapter has a manifest, the server checks the files against it.
         """
         body = parse_request(await read_body(request), LoadAdapterRequest)
         async with self._lock:
@@ -218,7 +222,7 @@ class AdapterRoutes:
         return json_response({"status": "loaded", "checksum": checkpoint.checksum})
 
     async def unload(self, service: Service, request: Request) -> Response:
-        """Restore the weights that the server was started with."""
+        """Unload the LoRA adapter, and restore the weights that the server was started with."""
         name = parse_request(await read_body(request), UnloadAdapterRequest).lora_name
         async with self._lock:
             if name != service.adapter:
@@ -253,7 +257,7 @@ async def _install(service: Service, checkpoint: Checkpoint) -> None:
 
 
 async def abort_requests(service: Service, request: Request) -> Response:
-    """Abort requests by id, or all."""
+    """Abort the requests with the given ids. Without ids, abort all requests."""
     body = parse_request(await read_body(request), AbortRequest)
     ids = list(service.requests) if body.request_ids is None else body.request_ids
     known = [request_id for request_id in ids if request_id in service.requests]
@@ -262,9 +266,9 @@ async def abort_requests(service: Service, request: Request) -> Response:
 
 
 def _open_weights(service: Service, path: str) -> tuple[ModelWeights | Checkpoint, WeightsManifest]:
-    """Return verified weights that fit the model, with their manifest.
+    """Check and read the weights in `path`. Return them with their manifest.
 
-    They are prepared while checksums are computed.
+    One thread reads the weights while another one computes their checksums.
     """
     directory = _weights_folder(service, path)
     with ThreadPoolExecutor(1, "verify") as verifier:
@@ -277,7 +281,7 @@ def _open_weights(service: Service, path: str) -> tuple[ModelWeights | Checkpoin
 
 
 def _weights_folder(service: Service, path: str) -> Path:
-    """Return the directory of a request. Raise `UsageError` if the server may not read weights from there."""
+    """Return `path`. Raise `InvalidRequestError` if the server may not read weights from this directory."""
     try:
         return data_folder(Path(path), service.weights_dir)
     except (OSError, ValueError) as error:

@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 
 def create_app(service: Service, rules: AccessRules) -> ASGIApp:
-    """Return the application that serves `service` to clients that the rules admit."""
+    """Return the ASGI application with all routes of `service`. It refuses requests that break `rules`."""
     endpoints = _endpoints()
     routes = [
         Route(
@@ -105,7 +105,7 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
 
 
 async def _on_disconnect(request: Request, error: Exception) -> Response:
-    return Response(status_code=499)  # the client is gone
+    return Response(status_code=499)  # not sent, because the client is disconnected
 
 
 async def _on_any_error(request: Request, error: Exception) -> Response:

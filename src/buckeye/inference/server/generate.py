@@ -1,7 +1,4 @@
-"""Sampling over HTTP: token ids (/inference/v1/generate), completions and chats.
-
-Also contains the routes between text and token ids.
-"""
+"""Routes that sample tokens, completions and chats, and routes that convert between text and token ids."""
 
 from __future__ import annotations
 
@@ -41,10 +38,10 @@ T = TypeVar("T")
 
 
 class Submission:
-    """Sequences submitted to the engine for the duration of the `async with`.
+    """Context manager that submits the sequences of a request to the engine.
 
-    Unfinished ones are aborted at the end, because the client has disconnected or the handler was cancelled.
-    Raises the errors of `Service.admit`.
+    A client may disconnect, or the handler may be cancelled, before all sequences are finished. At the end of
+    the context, the unfinished sequences are aborted. The constructor raises the errors of `Service.admit`.
     """
 
     def __init__(self, service: Service, request_id: str, sequences: Seq[Sequence], request: Request) -> None:
@@ -76,7 +73,7 @@ class Submission:
             self._service.engine.abort(unfinished)
 
     async def wait_update(self) -> None:
-        """Wait for an update of the engine. Raise `ClientDisconnect` when the client has disconnected."""
+        """Wait for new tokens, or the end of a sequence. Raise `ClientDisconnect` if the client is gone."""
         await self._updated.wait()
         self._updated.clear()
         if self._is_disconnected:
@@ -89,11 +86,11 @@ class Submission:
         self._updated.set()
 
 
-# Routes that sample: /v1/completions, /v1/chat/completions, and /inference/v1/generate without text.
+# Routes that sample.
 
 
 async def completions(service: Service, request: Request) -> ASGIApp:
-    """Serve OpenAI's completions; the prompt may be token ids, or a list of prompts."""
+    """Complete a prompt, like OpenAI's API. The prompt may be text, token ids, or a list of prompts."""
     raw = await read_body(request)
     body = parse_request(raw, CompletionRequest)
     service.check_model(body.model)
@@ -104,7 +101,7 @@ async def completions(service: Service, request: Request) -> ASGIApp:
 
 
 async def chat_completions(service: Service, request: Request) -> ASGIApp:
-    """Serve OpenAI's chat completions, with tools and reasoning."""
+    """Reply to the messages of a chat, like OpenAI's API, with tools and reasoning."""
     raw = await read_body(request)
     body = parse_request(raw, ChatRequest)
     service.check_model(body.model)
@@ -122,7 +119,7 @@ async def chat_completions(service: Service, request: Request) -> ASGIApp:
 async def _call_in_thread_if_long(size: int, prepare: Callable[..., T], *arguments: Any) -> T:
     """Return `prepare(*arguments)`.
 
-    For a long body, call it in another thread, so that other streams continue.
+    If the body of the request is long, use another thread, so that the event loop serves other requests.
     """
     if size < _LONG_BODY:
         return prepare(*arguments)
@@ -130,7 +127,7 @@ async def _call_in_thread_if_long(size: int, prepare: Callable[..., T], *argumen
 
 
 async def generate(service: Service, request: Request) -> ASGIApp:
-    """Sample from token ids; return token ids and log-probs, whole or streamed."""
+    """Sample a continuation of token ids. Return token ids and log-probs, without text."""
     body = parse_request(await read_body(request), GenerateRequest)
     service.check_model(body.model)
     sampling = body.sampling_params
@@ -150,7 +147,7 @@ async def _respond(
     stream: bool,
 ) -> ASGIApp:
     if stops:
-        service.require_text()  # without text no stop string can be found
+        service.require_text()  # stop strings are found in text
     sequences = service.sequences(
         reply.prompts,
         sampling,
@@ -191,11 +188,11 @@ async def _stream(
         yield reply.usage_event(choices)
 
 
-# Routes between text and token ids; the names are vLLM's.
+# Routes between text and token ids, as in vLLM's server.
 
 
 async def tokenize(service: Service, request: Request) -> Response:
-    """Return the token ids of a text, or of messages rendered by the chat template."""
+    """Return the token ids of a text, or of messages after the chat template."""
     body = parse_request(await read_body(request), TokenizeRequest)
     service.check_model(body.model)
     ids = _token_ids(service, body)

@@ -1,4 +1,4 @@
-"""OpenAPI description of the server, /openapi.json, built from its request types."""
+"""OpenAPI document of the server (/openapi.json), built from the types of its requests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from buckeye.chat.messages import Tool
 
 @dataclass(frozen=True, slots=True)
 class ApiRoute:
-    """One method of one path: handler, type of the body, and schemas of the query parameters."""
+    """HTTP method and path, with handler, type of the body, and a JSON Schema per query parameter."""
 
     method: str
     path: str
@@ -24,7 +24,7 @@ class ApiRoute:
 
 
 def openapi_document(endpoints: Sequence[ApiRoute]) -> dict[str, Any]:
-    """Return the endpoints in OpenAPI 3.1."""
+    """Return the OpenAPI 3.1 document that describes the routes."""
     bodies = [endpoint.body for endpoint in endpoints if endpoint.body is not None]
     refs, components = msgspec.json.schema_components(
         [*bodies, Tool], ref_template="#/components/schemas/{name}"

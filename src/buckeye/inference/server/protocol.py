@@ -1,4 +1,4 @@
-"""Typed HTTP requests of the inference server, except requests for sampled tokens. The names are vLLM's."""
+"""Types of the HTTP requests that control the inference server, or convert tokens. The names are vLLM's."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from buckeye.chat.openai_api import TokenIds, Tools, check_conversation
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """POST /tokenize: a text as `prompt`, or `messages` to render with the chat template."""
+    """POST /tokenize: a text in `prompt`, or a chat in `messages`."""
 
     prompt: str | None = None
     messages: list[ChatMessage] | None = None
     tools: Tools | None = None
     model: str | None = None
     add_special_tokens: bool = True
-    """Applies to a `prompt`; messages have the special tokens of the chat template."""
+    """Add the special tokens of the tokenizer to `prompt`. For `messages`, the chat template adds them."""
     add_generation_prompt: bool = True
     return_token_strs: bool | None = None
 
@@ -29,7 +29,7 @@ class TokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         if self.messages is not None:
             check_conversation(self.messages, self.tools)
         elif self.tools:
-            raise ValueError("`tools` go with `messages`")
+            raise ValueError("`tools` requires `messages`")
 
 
 class DetokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -73,15 +73,16 @@ class RpcRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class AbortRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """POST /abort_requests; without ids, abort all."""
+    """POST /abort_requests. Without `request_ids`, all requests are aborted."""
 
     request_ids: list[str] | None = None
 
 
 class LoadAdapterRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """POST /v1/load_lora_adapter: a directory in peft's format, and its model name for requests.
+    """POST /v1/load_lora_adapter.
 
-    `load_inplace` replaces a loaded adapter of this name.
+    `lora_path` is a directory in peft's format. Requests use `lora_name` as the name of the model. With
+    `load_inplace`, the adapter replaces a loaded adapter with this name.
     """
 
     lora_name: Annotated[str, Meta(min_length=1)]

@@ -1,4 +1,4 @@
-"""Conversion of sequences to the JSON of OpenAI's and vLLM's routes, whole or streamed."""
+"""Conversion of sequences to the JSON replies of OpenAI's and vLLM's routes, streamed or not."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from buckeye.inference.server.streaming_reply import ReplyPart, StreamingReplyPa
 
 
 class Choice:
-    """One sequence of a request, and its text from `decode`."""
+    """One sequence of a request, with its text. `decode` converts token ids to text."""
 
     def __init__(
         self,
@@ -45,18 +45,19 @@ class Choice:
         self.sequence = sequence
         self.text = IncrementalDetokenizer(decode, stops)
         self.finish_reason: str | None = None
-        """Finish reason; None while the sequence runs."""
+        """Reason for the end of the sequence; None while the sequence is running."""
         self.text_offset = 0
-        """Number of characters of the tokens with reported offsets."""
+        """Number of characters of the tokens whose log-probs were reported."""
         self._service = service
         self._seen = 0
 
     def advance(self) -> tuple[int, int]:
-        """Process the tokens since the last call and return their range.
+        """Process the tokens that are new since the last call. Return their start and end index.
 
-        A stop string in their text ends the sequence. Raise `InferenceError` if the engine failed.
+        If the text contains a stop string, end the sequence. Raise `InferenceError` if the engine failed.
         """
-        reason = self.sequence.finish_reason  # read before the tokens: the engine writes it after them
+        # Read the reason before the tokens. The engine sets it after the last token, so no token is missed.
+        reason = self.sequence.finish_reason
         if self.sequence.error is not None:
             raise InferenceError(self.sequence.error)
         start, end = self._seen, len(self.sequence.logprobs)
@@ -75,17 +76,17 @@ class Choice:
 
     @property
     def token_ids(self) -> list[int]:
-        """Processed tokens."""
+        """Tokens that `advance` has processed."""
         return self.sequence.token_ids[: self._seen]
 
     def sampled(self, start: int, end: int) -> Iterable[tuple[int, float, Seq[tuple[int, float]]]]:
-        """Return the tokens start..end with log-prob and most likely tokens, as many as requested."""
+        """Return (token, log-prob, most likely tokens with log-probs) for the tokens `start` to `end` - 1."""
         sequence = self.sequence
         best = sequence.top_logprobs[start:end] or [[]] * (end - start)
         return zip(sequence.token_ids[start:end], sequence.logprobs[start:end], best, strict=True)
 
     def weight_versions(self) -> list[dict[str, Any]]:
-        """Return the spans of tokens by policy version."""
+        """Return the spans of processed tokens that one policy version sampled, with their version."""
         return [
             {"version": str(version), "start": start, "end": min(end, self._seen)}
             for version, start, end in self.sequence.version_spans()
@@ -94,7 +95,7 @@ class Choice:
 
 
 class ReplyFormat(ABC):
-    """JSON reply of a request, whole or streamed."""
+    """Base of the reply formats. It builds the JSON of a whole reply, and of the events of a stream."""
 
     id_prefix: str
     object_name: str
@@ -110,9 +111,9 @@ class ReplyFormat(ABC):
     ) -> None:
         self.request_id = body.request_id or f"{self.id_prefix}-{uuid.uuid4().hex}"
         self.with_usage = body.stream_options is not None and body.stream_options.include_usage
-        """True if a stream ends with the usage."""
+        """True if the last event of a stream has the number of tokens (`usage`)."""
         self.top_logprobs = top_logprobs
-        """Number of log-probs returned in addition to each token's own; None returns no log-probs."""
+        """Number of most likely tokens to return with each log-prob; None returns no log-probs at all."""
         self.prompts = prompts
         self._with_token_ids = self._with_versions = True
         if isinstance(body, TextRequest):
@@ -138,7 +139,7 @@ class ReplyFormat(ABC):
         return None
 
     def token_event(self, choice: Choice, start: int, end: int) -> dict[str, Any] | None:
-        """Return one event: new text, and the tokens start..end. None if there is nothing to send yet."""
+        """Return an event with the new text and the tokens `start` to `end` - 1, or None if it is empty."""
         content, has_content = self._part_content(choice)
         with_tokens = end > start and (self.top_logprobs is not None or self._with_token_ids)
         if not (has_content or with_tokens or choice.finish_reason is not None):
@@ -146,7 +147,7 @@ class ReplyFormat(ABC):
         return self._event([self._choice(choice, content, start, end)])
 
     def usage_event(self, choices: list[Choice]) -> dict[str, Any]:
-        """Return the usage event."""
+        """Return the last event of a stream, with the number of tokens."""
         return self._event([]) | {"usage": self._usage(choices)}
 
     def _event(self, contents: list[dict[str, Any]]) -> dict[str, Any]:
@@ -182,7 +183,7 @@ class ReplyFormat(ABC):
 
     @abstractmethod
     def _part_content(self, choice: Choice) -> tuple[dict[str, Any], bool]:
-        """Return the content of an event, and whether it has any text or call."""
+        """Return the content of an event, and True if it has text, reasoning or calls."""
 
     @abstractmethod
     def _logprobs(self, choice: Choice, start: int, end: int) -> dict[str, Any]: ...
@@ -194,7 +195,7 @@ class TokenFormat(ReplyFormat):
     id_prefix = object_name = part_name = "generate"
 
     def decode(self, ids: Seq[int]) -> str:
-        """Return no text: this route needs no tokenizer."""
+        """Return an empty text, because this route needs no tokenizer."""
         return ""
 
     def _head(self, name: str) -> dict[str, Any]:
@@ -243,7 +244,7 @@ class CompletionFormat(ReplyFormat):
         return completion_logprobs(texts, [logprob for _, logprob, _ in sampled], best, offset=offset)
 
     def _most_likely(self, token: int, logprob: float, best: Seq[tuple[int, float]]) -> dict[str, float]:
-        """Return the most likely tokens by text, plus the sampled one, which need not be among them."""
+        """Return the log-probs of the most likely tokens and of the sampled token, by text of the token."""
         text = self._service.token_text
         return {text(other): finite_logprob(value) for other, value in best} | {text(token): logprob}
 
@@ -273,7 +274,7 @@ class ChatCompletionFormat(ReplyFormat):
         """Indices of choices that end in tool calls."""
 
     def reply_start(self, choice: Choice) -> dict[str, Any]:
-        """Return the event with the role."""
+        """Return the first event of a choice, which has the role of the message."""
         delta = {"role": "assistant", "content": ""}
         return self._event([{"index": choice.index, "delta": delta, "finish_reason": None, "logprobs": None}])
 
@@ -281,7 +282,7 @@ class ChatCompletionFormat(ReplyFormat):
         return {"prompt_token_ids": self.prompts[0]} if self._with_token_ids else {}
 
     def _finish_reason(self, choice: Choice) -> str | None:
-        # for a named function the whole reply is a call, and OpenAI's API reports "stop"
+        # If the request names the function to call, OpenAI's API reports "stop" instead of "tool_calls".
         called = (
             choice.finish_reason == "stop" and choice.index in self._with_calls and not self._tool_is_named
         )
@@ -296,7 +297,7 @@ class ChatCompletionFormat(ReplyFormat):
         return {"delta": chat_delta(part.content, part.reasoning, part.calls)}, bool(part)
 
     def _new_part(self, choice: Choice) -> ReplyPart:
-        """Return the part of a reply that became certain since the last call."""
+        """Return the part of a reply that is new since the last call, and that later tokens cannot change."""
         reply = self._replies[choice.index]
         if choice.finish_reason is None:
             return reply.feed(choice.text.take())

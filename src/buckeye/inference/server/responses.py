@@ -1,4 +1,4 @@
-"""HTTP bodies: requests, JSON responses, and server-sent events."""
+"""Functions that read the body of a request, and send JSON or server-sent events."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _STREAM_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"ca
 
 
 async def read_body(request: Request) -> bytes:
-    """Return the body of a request. Raise 413 if it is too large, with or without a declared length."""
+    """Return the body of a request. Raise `HTTPException` 413 if the body is larger than 64 MiB."""
     body = bytearray()
     if int(request.headers.get("content-length", "0")) <= _MAX_BODY_BYTES:
         async for chunk in request.stream():
@@ -38,9 +38,10 @@ def json_response(content: Any, status_code: int = 200, headers: Mapping[str, st
 
 
 def event_stream(events: AsyncGenerator[Any, None]) -> ASGIApp:
-    """Return server-sent events, ended by `[DONE]`. An error of the engine is sent as the last event.
+    """Return a response that sends `events` as server-sent events, and then `[DONE]`.
 
-    The submission inside the iterator detects a disconnected client.
+    If `events` raises `InferenceError`, the error is the last event before `[DONE]`. If the client
+    disconnects, `events` raises `ClientDisconnect`.
     """
 
     async def respond(scope: Scope, receive: Receive, send: Send) -> None:

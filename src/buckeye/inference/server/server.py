@@ -1,7 +1,7 @@
-"""Inference process: an engine in the main thread, its HTTP server in another.
+"""Inference process: the engine runs in the main thread, and its HTTP server in another thread.
 
-PyTorch keeps one pool of compute threads per thread that starts parallel work. The engine runs in the main
-thread, where the model is also built, so the process has one pool.
+PyTorch creates a pool of compute threads for each thread that computes. The main thread also builds the
+model, so the process needs only one pool.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from buckeye.monitor.log import SUCCESS, run_log, setup_logging
 log = logging.getLogger(__name__)
 
 _HTTP_START_TIMEOUT = 30.0
-_DRAIN_SECONDS = 4.0  # the launcher kills a process ten seconds after SIGTERM
+_DRAIN_SECONDS = 4.0  # much less than 10 s: the launcher kills a process 10 s after SIGTERM
 _DRAIN_POLL_SECONDS = 0.02
 _HTTP_STOP_TIMEOUT = 4
 _GIL_SWITCH_SECONDS = 0.0002
@@ -51,8 +51,8 @@ _GIL_SWITCH_SECONDS = 0.0002
 def run_inference(config: InferenceConfig, *, adapter: Path | None = None) -> None:
     """Serve until SIGTERM or SIGINT.
 
-    With `adapter` (a directory in peft's format), serve the adapted model; requests may use its name too.
-    Raise `UsageError` or `InferenceError` if the server cannot start.
+    `adapter` is a directory in peft's format. With an adapter, serve the adapted model. Requests may also use
+    the name of the adapter. Raise `UsageError` or `InferenceError` if the server cannot start.
     """
     die_with_parent()
     heartbeat.start()
@@ -107,9 +107,10 @@ def _run(config: InferenceConfig, adapter: Path | None, rules: AccessRules) -> N
 
 
 def _select_vllm(config: InferenceConfig, adapter: Path | None) -> VllmInstallation | None:
-    """Return vLLM if it is the engine, else None. With `auto` it is used on a GPU if installed.
+    """Return the installation of vLLM, or None to use the embedded engine.
 
-    vLLM loads an adapter only during a run. The embedded engine also merges an adapter at its start.
+    With `inference.backend = "auto"`, vLLM is used on a GPU if it is installed. Only the embedded engine can
+    start with an adapter.
     """
     if adapter is not None:
         if config.backend == "vllm":
@@ -130,19 +131,19 @@ def _select_vllm(config: InferenceConfig, adapter: Path | None) -> VllmInstallat
 
 
 def load_engine(config: InferenceConfig, directory: Path, adapter: Path | None = None) -> Engine:
-    """Return the engine for the model in `directory`, with the settings of `config`.
+    """Return an engine for the model in `directory`, with the settings of `config`.
 
-    An adapter is optional.
+    `adapter` is the directory of a LoRA adapter to apply, or None.
     """
     device = _device(config.model.device)
     if device.type == "cpu":
         torch.set_num_threads(cpu_threads())
-    # cuDNN prepares each shape separately, and decoding has thousands
+    # cuDNN's attention prepares every new shape, and decoding has thousands of shapes
     torch.backends.cuda.enable_cudnn_sdp(False)
     spec = read_spec(directory)
     max_len = min(config.model.max_model_len or spec.max_positions, spec.max_positions)
     if config.model.max_model_len and max_len < config.model.max_model_len:
-        log.warning("inference.model.max_model_len is reduced to %d, the positions of the model", max_len)
+        log.warning("inference.model.max_model_len is reduced to %d, the maximum of the model", max_len)
     checkpoint = Checkpoint(directory) if adapter is None else AdaptedCheckpoint(directory, adapter)
     name = config.model.dtype
     dtype = auto_dtype(checkpoint, device) if name == "auto" else getattr(torch, name)
@@ -156,7 +157,7 @@ def load_engine(config: InferenceConfig, directory: Path, adapter: Path | None =
         budget = cache_budget(device, gpu_share=config.gpu_memory_utilization, logits=logits)
     slots = count_slots(
         spec,
-        max_num_seqs=2 * config.max_num_seqs,  # twice: the spare slots keep earlier turns
+        max_num_seqs=2 * config.max_num_seqs,  # the second half are spare slots, which keep earlier turns
         max_len=max_len,
         dtype=dtype,
         budget=budget,
@@ -167,9 +168,9 @@ def load_engine(config: InferenceConfig, directory: Path, adapter: Path | None =
 
 
 class HttpThread:
-    """Thread that runs uvicorn and passes the engine's updates to its event loop.
+    """Thread that runs the HTTP server, and notifies its handlers of the engine's updates.
 
-    If it ends, the engine is stopped.
+    When the thread ends, it stops the engine.
     """
 
     def __init__(self, service: Service, listener: socket.socket, rules: AccessRules) -> None:
@@ -177,7 +178,7 @@ class HttpThread:
         self._server = http_server(app, timeout_graceful_shutdown=_HTTP_STOP_TIMEOUT)
         self._listener = listener
         self.failed = False
-        """True if the server ended without a stop request."""
+        """True if the HTTP server ended without a call of `stop`."""
         self._service = service
         self._engine = service.engine
         self._engine.deliver = self._deliver
@@ -185,8 +186,8 @@ class HttpThread:
         self._thread = threading.Thread(target=self._serve, name="http", daemon=True)
 
     def start(self) -> None:
-        """Start the thread; return once requests are accepted."""
-        # Maximum time that another thread keeps the interpreter while the engine waits for it.
+        """Start the thread. Return when the HTTP server accepts requests."""
+        # The engine waits at most this long for another thread to release the interpreter lock.
         sys.setswitchinterval(_GIL_SWITCH_SECONDS)
         self._thread.start()
         deadline = time.monotonic() + _HTTP_START_TIMEOUT
@@ -200,9 +201,9 @@ class HttpThread:
             time.sleep(0.005)
 
     def drain(self) -> None:
-        """Refuse new requests, give open ones a few seconds to finish, then stop the engine.
+        """Refuse new requests, wait a few seconds for open requests to finish, then stop the engine.
 
-        A second call stops it at once. Safe in a signal handler.
+        A second call stops the engine at once. Safe in a signal handler.
         """
         if self._service.draining:
             self._engine.stop()
@@ -213,7 +214,9 @@ class HttpThread:
     async def _drain(self) -> None:
         service, deadline = self._service, time.monotonic() + _DRAIN_SECONDS
         if service.requests:
-            log.info("Stopping: finishing %d requests, at most %g s", len(service.requests), _DRAIN_SECONDS)
+            log.info(
+                "Stopping: waiting up to %g s for %d open requests", _DRAIN_SECONDS, len(service.requests)
+            )
         # requests cannot finish while the engine is paused
         while service.requests and not self._engine.is_paused and time.monotonic() < deadline:
             await asyncio.sleep(_DRAIN_POLL_SECONDS)
@@ -222,15 +225,15 @@ class HttpThread:
         self._engine.stop()
 
     def stop(self) -> None:
-        """Stop the server after open requests. Returns within the deadline even if a client does not read."""
+        """Stop the HTTP server when its open requests are finished, or after a few seconds."""
         self._server.should_exit = True
         self._thread.join(_HTTP_STOP_TIMEOUT + 2)
 
     def _deliver(self, sequences: list[Sequence]) -> None:
-        # runs on the engine's thread
+        # the engine's thread calls this
         try:
             self._loop.call_soon_threadsafe(notify, sequences)
-        except RuntimeError:  # the loop is closed and all clients are gone
+        except RuntimeError:  # the loop is closed, and no client is connected
             log.debug("Updates of %d sequences arrived after the HTTP server stopped", len(sequences))
 
     def _serve(self) -> None:
@@ -249,7 +252,7 @@ def _on_stop_signal(stop: Callable[[], None]) -> None:
 
 def _load_renderer(directory: Path) -> ChatRenderer | None:
     if not any((directory / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
-        log.warning("%s has no tokenizer: requests and replies are token ids only", directory)
+        log.warning("%s has no tokenizer: requests and replies can only contain token ids", directory)
         return None
     return ChatRenderer(directory)
 
@@ -261,6 +264,6 @@ def _device(name: str) -> torch.device:
         raise InferenceError(
             'inference.model.device is "cuda", but PyTorch finds no GPU',
             code="BK-DEVICE",
-            hint='set it to "cpu" or "auto"',
+            hint='set inference.model.device to "cpu" or "auto"',
         )
     return torch.device(name)

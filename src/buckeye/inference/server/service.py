@@ -1,4 +1,4 @@
-"""Interface between HTTP requests and the engine: checks requests and converts them to sequences."""
+"""State that all routes share, checks of requests, and conversion of requests to sequences of the engine."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from buckeye.inference.render.control_tokens import REPLY_TOKENS
 from buckeye.inference.types import SamplingParams
 
 DEFAULT_MAX_TOKENS = 16
-"""Default of completions and token-id requests, as in OpenAI's API."""
+"""Default of `max_tokens` in requests for completions and for token ids, as in OpenAI's API."""
 _MIN_TEMPERATURE = 0.01
 _MAX_SEQUENCES = 16384
 _MAX_WAITING = 16384
@@ -31,7 +31,10 @@ _RETRY_SECONDS = 1
 
 
 class Service:
-    """Engine as seen by the routes. `seed` starts the sequence of seeds for requests without one."""
+    """State that all routes share: the engine, names of model and adapter, and open requests.
+
+    `seed` starts the sequence of random seeds for requests without a seed.
+    """
 
     def __init__(
         self,
@@ -47,9 +50,9 @@ class Service:
         self.model_name = model_name
         self.dtype = str(engine.decoder.cache.kv.dtype).removeprefix("torch.")
         self.checksum: str | None = None
-        """Checksum of the weights; None before the first update."""
+        """Checksum of the current weights or adapter; None before the first update."""
         self.directory = directory
-        """Directory of the model that the server was started with; adapters are applied to it."""
+        """Directory of the model that the server was started with. Adapters are applied to this model."""
         self.weights_dir = weights_dir
         """Folder that new weights and adapters must be in."""
         self.adapter: str | None = None
@@ -59,28 +62,28 @@ class Service:
         self.created = int(time.time())
         self.requests: dict[str, Seq[Sequence]] = {}
         self.draining = False
-        """True during shutdown: running requests finish, new ones are refused."""
+        """True during shutdown. Running requests may finish, and new ones are refused."""
         self.unfinished = 0
-        """Number of sequences of open requests."""
+        """Number of sequences of open requests, waiting or running."""
         self._renderer = renderer
         self._seeds = random.Random(seed)  # noqa: S311, not used for secrets
 
     @property
     def renderer(self) -> ChatRenderer:
-        """Renderer with the tokenizer. Raises `UsageError` if the model has none."""
+        """Renderer with the tokenizer. Raises `InvalidRequestError` if the model has no tokenizer."""
         self.require_text()
         assert self._renderer is not None
         return self._renderer
 
     def require_text(self) -> None:
-        """Raise `UsageError` if tokens cannot be converted to text."""
+        """Raise `InvalidRequestError` if the model has no tokenizer."""
         if self._renderer is None:
             raise InvalidRequestError(
-                "this model has no tokenizer", hint="send token ids, and request token ids"
+                "this model has no tokenizer", hint="send token ids to /inference/v1/generate"
             )
 
     def decode(self, ids: Seq[int]) -> str:
-        """Return the text of tokens without special ones; empty without a tokenizer."""
+        """Return the text of tokens without special tokens, or an empty text without a tokenizer."""
         if self._renderer is None:
             return ""
         return self._renderer.decode([token for token in ids if token not in self._hidden])
@@ -107,13 +110,13 @@ class Service:
         return prompts if isinstance(prompt[0], list) else [prompts]
 
     def conversation(self, messages: Seq[ChatMessage], tools: Seq[Tool]) -> Conversation:
-        """Return the prompt of a chat. Raise `UsageError` if the chat template rejects it."""
+        """Return the prompt of a chat. Raise `UsageError` if the chat template rejects the messages."""
         return self.renderer.render(self.plain_messages(messages), tools)
 
     def plain_messages(self, messages: Seq[ChatMessage]) -> list[dict[str, Any]]:
-        """Return messages in the form of chat templates.
+        """Return messages as the dictionaries that chat templates read.
 
-        Raise `UsageError` if they cannot fit the context.
+        Raise `InvalidRequestError` if the messages have too many characters for the context.
         """
         plain = [message.to_template_message() for message in messages]
         self._check_characters(sum(len(message["content"]) for message in plain))
@@ -122,18 +125,18 @@ class Service:
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         """Return the token ids of a text.
 
-        With `special`, include the tokens that the tokenizer adds around it.
+        With `special`, include the tokens that the tokenizer adds, such as a beginning-of-text token.
         """
         self._check_characters(len(text))
         return self.renderer.tokenizer.encode(text, add_special_tokens=special)
 
     def check_ids(self, ids: Seq[int]) -> None:
-        """Raise `UsageError` for token ids outside the vocabulary."""
+        """Raise `InvalidRequestError` for token ids outside the vocabulary."""
         if ids and (min(ids) < 0 or max(ids) >= self.spec.vocab_size):
             raise InvalidRequestError(f"a token id is outside the vocabulary of {self.spec.vocab_size}")
 
     def _check_characters(self, count: int) -> None:
-        """Reject a text that cannot fit, before tokenizing it takes seconds."""
+        """Reject a text that is too long for the context. Tokenizing such a text may take seconds."""
         if count > self.max_len * self._longest_token:
             raise InvalidRequestError(
                 f"the prompt has {count} characters; the context is {self.max_len} tokens of at most "
@@ -147,9 +150,9 @@ class Service:
 
     @cached_property
     def _hidden(self) -> frozenset[int]:
-        """Special tokens that are not shown as text.
+        """Ids of the special tokens that replies do not show.
 
-        In some models `REPLY_TOKENS` are special tokens; these are shown.
+        Replies show `REPLY_TOKENS`, although they are special tokens in some models.
         """
         added_tokens = self.renderer.tokenizer.added_tokens_decoder
         return frozenset(
@@ -159,10 +162,10 @@ class Service:
         )
 
     def admit(self, request_id: str, sequences: Seq[Sequence]) -> None:
-        """Raise if sequences cannot be accepted.
+        """Raise an error if the server cannot accept a request with these sequences.
 
-        The error is 503 during shutdown, 429 if too many are waiting, and `UsageError` for a request id in
-        use.
+        Raise `HTTPException` 503 during shutdown, `HTTPException` 429 if too many sequences are waiting, and
+        `InvalidRequestError` if another request uses the id.
         """
         retry = {"Retry-After": str(_RETRY_SECONDS)}
         if self.draining:
@@ -182,9 +185,9 @@ class Service:
         streamed: bool,
         top_logprobs: int | None,
     ) -> list[Sequence]:
-        """Return `n` sequences for each prompt, with consecutive seeds.
+        """Return `sampling.n` sequences for each prompt, with consecutive seeds.
 
-        Raise `UsageError` for invalid settings.
+        Raise `InvalidRequestError` for invalid settings.
         """
         count = sampling.n or 1
         if len(prompts) * count > _MAX_SEQUENCES:
@@ -198,7 +201,7 @@ class Service:
             raise InvalidRequestError(f"`temperature` must be 0 (greedy) or at least {_MIN_TEMPERATURE}")
         if max_tokens > self.max_len:
             raise InvalidRequestError(
-                f"`max_tokens` is {max_tokens}; the context, prompt included, is {self.max_len} tokens"
+                f"`max_tokens` is {max_tokens}, but prompt and reply together may have {self.max_len} tokens"
             )
         if sampling.min_tokens > max_tokens:
             raise InvalidRequestError(
@@ -223,11 +226,11 @@ class Service:
 
     @property
     def short_model_name(self) -> str:
-        """Name of the model, or of the adapter in it, without its folder."""
+        """Name of the adapter, or of the model if no adapter is loaded, without its folder."""
         return short_model_name(self.adapter or self.model_name)
 
     def check_model(self, name: str | None) -> None:
-        """Raise 404 if a request names a model other than the served one or its adapter."""
+        """Raise `HTTPException` 404 unless `name` is the model, its adapter, its short name, or None."""
         if name not in (None, self.model_name, self.short_model_name, self.adapter):
             message = f"no model named {name!r}: this server serves {self.short_model_name!r}"
             raise HTTPException(404, message)

@@ -1,6 +1,6 @@
-"""Incremental parsing of an assistant's message.
+"""Parser that splits a streamed reply into reasoning, content and tool calls.
 
-Reasoning and content are streamed; calls follow at the end.
+Reasoning and content are returned while the model samples. Tool calls are returned at the end.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _THINK, _END_THINK, _CALL = "<think>", "</think>", "<tool_call>"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReplyPart:
-    """Part of a reply that will not change. `calls`, in OpenAI's format, come with the last part."""
+    """Part of a reply that later tokens cannot change. Only the last part has `calls`, in OpenAI's format."""
 
     reasoning: str = ""
     content: str = ""
@@ -30,10 +30,11 @@ class ReplyPart:
 
 
 class StreamingReplyParser:
-    """Parser of a reply's text in pieces. The joined parts do not depend on the sizes of the pieces.
+    """Parser of a reply that arrives in pieces. The parts, joined, do not depend on the sizes of the pieces.
 
-    If tools were offered, text is held back where a call may begin. If the model does not write reasoning and
-    calls as text, nothing is released before the end. The reply starts with `reply_start`.
+    If the request has tools, the parser holds back text at which a call may begin. If the model's reasoning
+    and calls are special tokens instead of text, the parser returns nothing before the end. The reply starts
+    with `reply_start`.
     """
 
     def __init__(
@@ -56,15 +57,15 @@ class StreamingReplyParser:
         )
         self._pending = ""
         self._begun = False
-        """True if the current reasoning or content has more than its leading line breaks."""
+        """True if the current reasoning or content has text after its leading line breaks."""
         self._after_reasoning = False
         self._released = ""
-        """Content released before."""
+        """Content that earlier calls returned."""
         self._reply_start = reply_start
         self.feed(reply_start.text)
 
     def feed(self, text: str) -> ReplyPart:
-        """Process text and return the part that is now certain."""
+        """Process new text. Return the part of the reply that later text cannot change."""
         self._pending += text
         if not self._as_text:
             return ReplyPart()
@@ -79,10 +80,10 @@ class StreamingReplyParser:
         return ReplyPart(reasoning=reasoning, content=content)
 
     def finish(self, text: str, sampled_ids: Sequence[int], *, cut: str | None) -> ReplyPart:
-        """Process the last text; return the remaining part and the calls.
+        """Process the last text. Return the rest of the reply, with its calls.
 
-        `cut` is the whole text of a reply that a stop string has ended. The token ids then continue beyond
-        the reply.
+        If a stop string has ended the reply, `cut` is the whole text before the stop string. `sampled_ids`
+        then has tokens after the end of this text.
         """
         part, rest = self.feed(text), self._rest(sampled_ids, cut)
         return ReplyPart(
@@ -99,7 +100,7 @@ class StreamingReplyParser:
             reasoning = message.get("reasoning_content") or ""
             return ReplyPart(reasoning=reasoning, content=message["content"], calls=calls)
         if self._state == "reasoning" or (self._state == "start" and self._starts_reasoning):
-            # a call inside the reasoning has ended it
+            # a call inside the reasoning ends the reasoning
             rest = "" if calls else self._pending
             return ReplyPart(reasoning=rest.rstrip("\n") if self._begun else rest.strip("\n"), calls=calls)
         return ReplyPart(content=self._content_around_calls(message) if calls else self._pending, calls=calls)
@@ -137,9 +138,9 @@ class StreamingReplyParser:
         return self._release(len(self._pending[:end].rstrip()))
 
     def _content_or_json(self) -> str:
-        """Return content unless the reply may be a call.
+        """Return the pending text as content, unless it may be a call.
 
-        A call is one JSON object; any other text is content.
+        In this format, a reply that is one JSON object is a call. Any other reply is content.
         """
         body = self._pending.lstrip()
         if not body or body.startswith("{"):
@@ -157,13 +158,13 @@ class StreamingReplyParser:
         return text
 
     def _content_around_calls(self, message: dict[str, Any]) -> str:
-        """Return the content between and after the calls that was not released before."""
+        """Return the content between and after the calls that earlier calls of `feed` did not return."""
         released = self._released.lstrip()
         content: str = message["content"]
         return content[len(released) :] if content.startswith(released) else ""
 
 
 def _certain_length(text: str, markers: Sequence[str]) -> int:
-    """Return the length of `text` before the first marker, or before an end that may become one."""
+    """Return the length of `text` before the first marker, or before an end that may become a marker."""
     positions = [position for marker in markers if (position := text.find(marker)) >= 0]
     return min(positions, default=len(text) - partial_length(text, markers))

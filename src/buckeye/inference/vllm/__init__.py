@@ -1,5 +1,5 @@
-"""vLLM as the engine: its OpenAI server, started and monitored as a child process.
+"""vLLM as the engine: Buckeye starts and monitors vLLM's OpenAI server as a child process.
 
-`plugin/` holds the modules that run inside vLLM's processes. They do not import Buckeye, because vLLM may
-have a separate environment.
+The modules in `plugin/` run inside vLLM's processes. They do not import Buckeye, which may not be installed
+in vLLM's environment.
 """

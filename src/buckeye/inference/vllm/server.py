@@ -1,4 +1,4 @@
-"""vLLM's server: command line, environment, start, readiness, monitoring and end."""
+"""Start, supervision and end of vLLM's server, which runs as a child process."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ _FIXED = {
     "enable_scale_out": True,
     "disable_uvicorn_access_log": True,
 }
-"""Settings that training depends on: log-probs of the sampling distribution, token ids in and out, weight
-updates in flight.
+"""Settings of vLLM that training needs. They provide log-probs of the sampling distribution, routes for token
+ids, and weight updates during sampling.
 """
 _MULTI_NODE = {"distributed_executor_backend": "ray"}
 _REMOVE = "remove it"
@@ -75,15 +75,15 @@ _UNSUPPORTED = {
     "hf_token": ("the list of processes would show it", "set HF_TOKEN in the environment instead"),
     "uds": ("Buckeye connects to the server by host and port", _REMOVE),
     "headless": ("Buckeye needs the HTTP server", _REMOVE),
-    "logits_processors": ("it changes the sampling distribution, but not the trainer's", _REMOVE),
+    "logits_processors": ("the trainer would compute other log-probs than vLLM", _REMOVE),
     "root_path": ("Buckeye needs vLLM's default paths", _REMOVE),
-    "api_server_count": ("weights are replaced through one API server", "set inference.parallel.dp instead"),
+    "api_server_count": ("weights are updated through one API server", "set inference.parallel.dp instead"),
     **dict.fromkeys(
         ("ssl_keyfile", "ssl_certfile", "ssl_ca_certs", "ssl_cert_reqs", "ssl_ciphers", "enable_ssl_refresh"),
         ("Buckeye connects by plain HTTP", "put a proxy with TLS in front of the server"),
     ),
 }
-"""Keys that cannot be passed on: the reason, and what to do."""
+"""Keys of `[inference.vllm]` that Buckeye does not support. The values are the reason, and what to do."""
 
 
 def serve_vllm(
@@ -91,8 +91,8 @@ def serve_vllm(
 ) -> None:
     """Serve the model in `directory` until SIGTERM or SIGINT.
 
-    Raise `InferenceError` if vLLM does not start or exits by itself. vLLM's output appears on this process's
-    output.
+    Raise `InferenceError` if vLLM does not start, or ends without a signal to this process. vLLM writes to
+    the output of this process.
     """
     command = vllm_command(config, vllm, directory, cpu=cpu)
     environment = vllm_environment(config, rules, python=vllm.python, cpu=cpu, threads=cpu_threads())
@@ -121,14 +121,14 @@ def serve_vllm(
             _check_running(child)
             time.sleep(_POLL_SECONDS)
     finally:
-        # SIGTERM, then SIGKILL to the rest of vLLM's session, which has its engine processes
+        # Send SIGTERM, then SIGKILL. The signals go to the whole session, which includes vLLM's engines.
         if not child.end(_STOP_SECONDS, session=True):
-            log.warning("vLLM did not end within %.0f s of SIGTERM: killed", _STOP_SECONDS)
+            log.warning("vLLM did not end within %.0f s after SIGTERM and was killed", _STOP_SECONDS)
         log.info("Inference server stopped")
 
 
 def _wait_ready(child: ChildProcess, url: str, stop: StopFlag) -> bool:
-    """Wait for /health. Return False if a stop was requested first."""
+    """Wait until GET /health succeeds. Return False if `stop` is requested first."""
     deadline, logged_at = time.monotonic() + _START_SECONDS, time.monotonic()
     with httpx.Client(timeout=5.0, trust_env=False) as client:
         while not stop.requested:
@@ -142,7 +142,7 @@ def _wait_ready(child: ChildProcess, url: str, stop: StopFlag) -> bool:
                     f"vLLM was not ready within {_START_SECONDS:g} s",
                     code="BK-INFERENCE-START",
                     at=f"{url}/health",
-                    hint="see its messages in the log lines above",
+                    hint="see vLLM's messages in the log lines above",
                 )
             if time.monotonic() - logged_at > _PROGRESS_SECONDS:
                 logged_at = time.monotonic()
@@ -155,11 +155,12 @@ def _check_running(child: ChildProcess) -> None:
     code = child.returncode
     if code is not None:
         how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        raise InferenceError(f"vLLM {how}", code="BK-VLLM", hint="see its messages in the log lines above")
+        hint = "see vLLM's messages in the log lines above"
+        raise InferenceError(f"vLLM {how}", code="BK-VLLM", hint=hint)
 
 
 def vllm_command(config: InferenceConfig, vllm: VllmInstallation, directory: Path, *, cpu: bool) -> list[str]:
-    """Return the argument vector of vLLM's server for the model in `directory`. It contains no secret.
+    """Return the argv of vLLM's server for the model in `directory`. The argv contains no secret.
 
     Raise `UsageError` for a key of `[inference.vllm]` that Buckeye sets itself, and for an adapter rank that
     vLLM does not support.
@@ -194,7 +195,7 @@ def vllm_command(config: InferenceConfig, vllm: VllmInstallation, directory: Pat
 
 
 def _adapter_arguments(rank: int | None) -> dict[str, Any]:
-    """Return the settings for LoRA adapters of up to this rank: vLLM supports only some ranks."""
+    """Return vLLM's settings for LoRA adapters of up to `rank`. vLLM accepts the maxima in `_LORA_RANKS`."""
     if rank is None:
         return {}
     supported = next((known for known in _LORA_RANKS if known >= rank), None)
@@ -208,10 +209,10 @@ def _adapter_arguments(rank: int | None) -> dict[str, Any]:
 
 
 def _single_pass_arguments(config: InferenceConfig, directory: Path) -> dict[str, Any]:
-    """Return settings that compute each prompt in a single pass on a CPU.
+    """Return the settings that make vLLM compute each prompt in a single pass on a CPU.
 
-    After a partial prompt, vLLM rewinds the generator of a seeded request. CPU generators cannot be rewound,
-    and the engine crashes.
+    After a part of a prompt, vLLM resets the random generator of a request with a seed. Generators on a CPU
+    do not support this, so vLLM's engine would crash.
     """
     model_config = read_model_config(directory / "config.json") if config.model.max_model_len is None else {}
     longest = config.model.max_model_len or model_config.get("max_position_embeddings", 0)
@@ -224,25 +225,27 @@ def _single_pass_arguments(config: InferenceConfig, directory: Path) -> dict[str
 def vllm_environment(
     config: InferenceConfig, rules: AccessRules, *, python: Path, cpu: bool, threads: int
 ) -> dict[str, str]:
-    """Return the environment variables of vLLM's server, based on this process's environment."""
+    """Return the environment variables of vLLM's server: those of this process, with changes."""
     environment = dict(os.environ)
-    for name in ("VLLM_API_KEY", "VLLM_CPU_KVCACHE_SPACE"):  # of another server, or overriding our arguments
+    # The key may be that of another server, and the cache size would replace our argument.
+    for name in ("VLLM_API_KEY", "VLLM_CPU_KVCACHE_SPACE"):
         environment.pop(name, None)
     plugins = [str(PLUGIN), environment.get("PYTHONPATH", "")]
     environment |= {
         "PYTHONPATH": os.pathsep.join(path for path in plugins if path),
-        "VLLM_SERVER_DEV_MODE": "1",  # enables the routes; the gate still requires the key
+        "VLLM_SERVER_DEV_MODE": "1",  # enables the routes for pauses and weights, which the gate protects
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_LOGGING_LEVEL": environment.get("VLLM_LOGGING_LEVEL", "WARNING"),
     }
-    if config.parallel.pp > 1:  # Ray starts vLLM's Python with our plugin on the other nodes too
+    if config.parallel.pp > 1:  # makes Ray start vLLM's Python with our plugin on the other nodes
         started = {"py_executable": str(python), "env_vars": {"PYTHONPATH": environment["PYTHONPATH"]}}
         environment["RAY_JOB_CONFIG_JSON_ENV_VAR"] = json.dumps({"runtime_env": started})
-    # Spawned processes import the main module, which ties them to their parents; forked ones do not.
+    # A spawned process imports the main module, which makes the process end with its parent. A forked process
+    # does not.
     environment["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
     environment["BUCKEYE_VLLM_PARENT"] = str(os.getpid())
     if config.max_lora_rank is not None:
-        # enables the routes; the gate still requires the key
+        # enables the routes for adapters, which the gate protects
         environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
     if rules.key is not None:
         environment["VLLM_API_KEY"] = rules.key
@@ -259,9 +262,9 @@ def vllm_environment(
 
 
 def check_extra(extra: Mapping[str, Any]) -> None:
-    """Raise `UsageError` for a key of `[inference.vllm]` that cannot be passed on.
+    """Raise `UsageError` for a key of `[inference.vllm]` that Buckeye sets itself or does not support.
 
-    The hint names the key to set instead.
+    The hint names the setting to use instead.
     """
     for key in extra:
         if key in _FIXED:
@@ -277,9 +280,9 @@ def check_extra(extra: Mapping[str, Any]) -> None:
 
 
 def _flags(name: str, value: object) -> list[str]:
-    """Convert a setting to arguments: `max_num_seqs = 8` -> `--max-num-seqs 8`.
+    """Convert a setting to arguments. For example, `max_num_seqs = 8` becomes `--max-num-seqs 8`.
 
-    False becomes `--no-...`, None nothing, a list several values.
+    False becomes `--no-NAME`. A list becomes several values. None becomes no argument.
     """
     flag = f"--{name.replace('_', '-')}"
     if value is None:

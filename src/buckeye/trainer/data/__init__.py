@@ -1,1 +1,1 @@
-"""Samples and chats as packed micro-batches. Does not import models."""
+"""Conversion of chats to samples, and packing of samples into micro-batches."""

@@ -1,4 +1,4 @@
-"""Chat conversations as token sequences. Only the assistant's text is trained."""
+"""Chat conversations as token sequences for SFT. Only messages of the assistant are trained."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 _SECONDS_BETWEEN_REPORTS = 10.0
 _MAX_LOGGED = 10
-"""Number of skipped lines that are logged; further ones are only counted."""
+"""Maximum number of skipped lines to log. Further lines are only counted."""
 _HIGH_SURROGATE = re.compile(r"\\ud[89a-f]", re.IGNORECASE)
 
 
@@ -33,7 +33,8 @@ _HIGH_SURROGATE = re.compile(r"\\ud[89a-f]", re.IGNORECASE)
 class ChatSample:
     """Tokens of a conversation.
 
-    `token_ids` is i32[T]; `loss_mask` is bool[T], True for the assistant's tokens, including the end of turn.
+    `token_ids` is i32[T]. `loss_mask` is bool[T], and True for the tokens that the assistant writes,
+    including the token that ends its turn.
     """
 
     token_ids: npt.NDArray[np.int32]
@@ -41,10 +42,10 @@ class ChatSample:
 
 
 class ChatFormat:
-    """Chat format of a model.
+    """Conversion of conversations to the token sequences of one model.
 
-    The `renderers` library renders known model families, the model's chat template the others. Prompts equal
-    those of reinforcement learning and serving.
+    The library `renderers` converts messages for model families that it supports. The chat template of the
+    model converts them for all other models. Prompts equal the prompts of RL and serving.
     """
 
     def __init__(self, model: str) -> None:
@@ -62,14 +63,14 @@ class ChatFormat:
         self._stops = self.tokenizer.convert_ids_to_tokens(list(self._renderer.stop_token_ids))
 
     def samples(self, conversation: Mapping[str, Any]) -> list[ChatSample]:
-        """Return a conversation as one sample.
+        """Return a conversation as samples, usually as one.
 
-        Return several if later turns rewrite earlier ones, for example templates that drop earlier reasoning.
-        Return none if no message is trained.
+        A template may change earlier turns, such as by removing their reasoning. Then the turns before and
+        after the change are different samples. The list is empty if no message is trained.
 
         Every assistant message after the first message is trained, unless it has `"weight": 0` or `"train":
-        false`. Raise `UsageError` if the template rejects the messages, or if its text of a turn does not
-        start with the prompt of that turn.
+        false`. Raise `UsageError` if the template rejects the messages, or if the text up to and including a
+        reply does not start with the prompt of this reply.
         """
         messages, tools = conversation["messages"], conversation.get("tools") or ()
         indices = [i for i, m in enumerate(messages) if i and m["role"] == "assistant"]
@@ -84,13 +85,13 @@ class ChatFormat:
     def _family_turns(
         self, messages: Sequence[Any], indices: Sequence[int], tools: Sequence[Any]
     ) -> list[_Turn] | None:
-        """Return the turns as rendered by `renderers`, or None if it does not support them."""
+        """Return the turns that the library `renderers` makes, or None if it does not support them."""
         family = self._renderer.family
         escaper = self._renderer.template.escaper
         pairs = [(escaper.escape_message(message), message) for message in messages]
         pairs += [(escaper.escape_tool(tool), tool) for tool in tools]
         if family is None or any(escaped != original for escaped, original in pairs):
-            return None  # the library parses control tokens anywhere in the text
+            return None  # the library would turn names of control tokens in messages into these tokens
         turns: list[_Turn] = []
         ids: list[int] = []
         for index in indices:
@@ -107,13 +108,14 @@ class ChatFormat:
     def _template_turns(
         self, messages: Sequence[Any], indices: Sequence[int], tools: Sequence[Any]
     ) -> Iterator[_Turn]:
-        """Yield each turn as the text that the template adds to the rendered prompt before it.
+        """Yield the turns that the chat template makes.
 
-        The turn ends with its last end-of-turn token. The reply is tokenized separately, as when a policy
-        samples it.
+        A reply is the text that the template adds to the prompt, up to its last end-of-turn token. The reply
+        is tokenized separately from the prompt, as when a policy samples the reply.
 
-        A policy that is never trained on an end-of-turn token never stops. So if the template has none, the
-        reply ends with the first token of the next message, or else with the tokenizer's own token.
+        Every reply must end with a stop token, because a policy must learn to stop. If the template writes no
+        stop token after the reply, the reply gets the stop token before the next message, or else the first
+        stop token of the model.
         """
         render, encode = self._renderer.template.text, self._renderer.encode
         text = ""
@@ -137,12 +139,12 @@ class ChatFormat:
             if end is None:
                 reply += self._renderer.stop_token_ids[:1]
             yield _Turn(context=encode(context), reply=reply, continues=continues)
-            text = "" if end is None else full[:end]  # no later prompt has that token
+            text = "" if end is None else full[:end]  # no later prompt contains an added stop token
 
 
 @dataclass(slots=True)
 class ChatCounts:
-    """Counts of the usable and the skipped conversations of a file."""
+    """Counts of the usable and of the skipped conversations of a file, and of their tokens."""
 
     conversations: int = 0
     samples: int = 0
@@ -153,7 +155,7 @@ class ChatCounts:
     untrained: int = 0
     """Number of conversations with weight 0 for every assistant message."""
     broken_calls: int = 0
-    """Number of conversations in which a trained call has no name, or its arguments are not an object."""
+    """Number of conversations with a trained call that has no name, or arguments that are not an object."""
 
     def __str__(self) -> str:
         usable = (
@@ -165,7 +167,7 @@ class ChatCounts:
         return f"{usable}; left out: {left_out}" if left_out else usable
 
     def left_out(self) -> str:
-        """Return the number of skipped conversations for each reason, as text; "" if none were skipped."""
+        """Return the number of skipped conversations for each reason as text, or "" if none were skipped."""
         reasons = (
             (self.too_long, "longer than seq_len"),
             (self.untrained, "without a trained message"),
@@ -175,13 +177,13 @@ class ChatCounts:
 
 
 class ChatFile:
-    """File of conversations, one JSON object per line.
+    """JSON Lines file of conversations.
 
-    Its form is `{"messages": [{"role", "content"}, ...], "tools"?: [...]}`.
+    A line is `{"messages": [{"role", "content"}, ...], "tools"?: [...]}`.
 
-    The shuffled order depends only on `seed`, the epoch and the set of usable conversations. The constructor
-    reads and checks every line; `counts` holds the result. Raise `UsageError` with file and line for invalid
-    data, and if no usable conversation remains.
+    The constructor reads and checks every line, and sets `counts`. It raises `UsageError` with file and line
+    for invalid data, and if the file has no usable conversation. The shuffled order depends only on `seed`,
+    the epoch and the set of usable conversations.
     """
 
     def __init__(self, path: Path, chat: ChatFormat, *, seed: int, seq_len: int) -> None:
@@ -195,7 +197,7 @@ class ChatFile:
         self._lines = self._usable(self._parse_lines(content))
 
     def identity(self) -> dict[str, Any]:
-        """Return the values that define the meaning of a data position."""
+        """Return the values that define the order of conversations. A resume compares them."""
         return {"sha256": self._digest, "conversations": len(self), "seed": self._seed}
 
     def __len__(self) -> int:
@@ -203,7 +205,10 @@ class ChatFile:
         return len(self._lines)
 
     def take(self, position: int, count: int) -> list[ChatSample]:
-        """Return the samples of `count` conversations from `position` on, in endless shuffled epochs."""
+        """Return the samples of `count` conversations from `position` on.
+
+        Each epoch has its own shuffled order. Positions continue from one epoch to the next.
+        """
         first, last = position // len(self), (position + count - 1) // len(self)
         epochs = [
             np.random.default_rng((self._seed % 2**64, e)).permutation(len(self))
@@ -218,7 +223,7 @@ class ChatFile:
         return [sample for line in self._lines for sample in self._fitting(*line)]
 
     def _usable(self, lines: Sequence[tuple[int, dict[str, Any]]]) -> list[tuple[int, dict[str, Any]]]:
-        """Return the conversations with a usable sample, and update the counts."""
+        """Return the conversations that have a sample of at most `seq_len` tokens, and update `counts`."""
         usable, counts, reported = [], self.counts, time.monotonic()
         for done, line in enumerate(lines):
             if time.monotonic() - reported > _SECONDS_BETWEEN_REPORTS:
@@ -276,10 +281,11 @@ class ChatFile:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Turn:
-    """Assistant message.
+    """Token ids of an assistant message, and of the text before it.
 
-    If the turn `continues` the previous one, `context` is the text between both, else all text before the
-    turn. `reply` is the text that the policy would sample.
+    `reply` are the tokens that a policy would sample. If the text before the reply `continues` the previous
+    turn, `context` is only the text between the two replies. Otherwise `context` is all text before the
+    reply.
     """
 
     context: list[int]
@@ -288,7 +294,7 @@ class _Turn:
 
 
 def _join_turns(turns: Sequence[_Turn], trained: Sequence[bool]) -> list[ChatSample]:
-    """Join turns that continue each other into one sample, up to its last trained token."""
+    """Join each turn with the turns that continue it. A sample ends with its last trained token."""
     samples: list[tuple[list[int], list[bool]]] = []
     for turn, train in zip(turns, trained, strict=True):
         if not (turn.continues and samples):

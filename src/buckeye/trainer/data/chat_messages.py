@@ -1,4 +1,4 @@
-"""Validation of chat data, and conversion of messages to the form that chat templates receive in serving."""
+"""Validation of the messages of chat data, and conversion to the form that the inference server uses."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ _KNOWN = frozenset(ChatMessage.__struct_fields__)
 
 
 class BrokenCallError(UsageError):
-    """Trained message with an invalid tool call; its conversation is left out."""
+    """A message to train on has an invalid tool call. The conversation is skipped."""
 
     code = "BK-DATA-FORMAT"
 
 
 def read_message(message: Mapping[str, Any], index: int) -> dict[str, Any]:
-    """Return message `index` of a conversation in the form that chat templates receive.
+    """Return message `index` of a conversation in the form that the inference server passes to templates.
 
     Text parts are joined, calls have an id and JSON text as arguments, and empty fields are removed. Fields
     outside OpenAI's format stay unchanged.
 
-    Raise `UsageError` for an invalid message, or a trained one without content. Raise `BrokenCallError` for a
-    trained message with a call that has no name, or arguments that are not an object.
+    Raise `UsageError` for an invalid message, and for a trained message without content. Raise
+    `BrokenCallError` for a trained message with a call that has no name, or arguments that are not an object.
     """
     known = {key: value for key, value in message.items() if key in _KNOWN}
     defects: list[str] = []
@@ -52,10 +52,10 @@ def read_message(message: Mapping[str, Any], index: int) -> dict[str, Any]:
 
 
 def is_trained(message: Mapping[str, Any]) -> bool:
-    """Return True if the message is trained, according to `weight` or `train`.
+    """Return True unless the message has `weight` 0 or `train` false.
 
-    `weight` is 0 or 1, as in OpenAI's fine-tuning format; `train` is true or false. Raise `UsageError` for
-    other values.
+    OpenAI's fine-tuning format has the field `weight`. Raise `UsageError` for values other than 0, 1, false
+    and true.
     """
     flags = [message[key] for key in ("weight", "train") if message.get(key) is not None]
     wrong = [flag for flag in flags if flag not in (0, 1)]
@@ -71,7 +71,8 @@ def is_trained(message: Mapping[str, Any]) -> bool:
 def _complete_call(call: Any, number: int, defects: list[str]) -> Any:
     """Return a call with an id, and with its arguments as the JSON text of an object.
 
-    Data sets omit the id and write arguments in many forms. Append each defect to `defects`.
+    Many data sets omit the id, or have arguments in another form. Append a text to `defects` for a call
+    without a name, and for arguments that are not an object.
     """
     if not isinstance(call, dict):
         return call

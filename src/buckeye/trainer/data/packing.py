@@ -1,13 +1,13 @@
-"""Sample packing: samples into bins of bounded length, and each bin into one row.
+"""Sample packing: samples are packed into bins of limited size, and each bin becomes one row of tokens.
 
-Bins are distributed to ranks with equal work.
+The bins are distributed to the ranks so that all ranks have about equal work.
 
-Samples with a common beginning, such as the rollouts of a group, share a *prefix*: the row has its tokens
-once. The rest of each sample is its *suffix*: each of its tokens sees the prefix and the suffix up to itself.
-A sample that shares nothing is a suffix without a prefix.
+Samples with a common beginning, such as the rollouts of a group, share a *prefix*, whose tokens are in the
+row only once. The rest of each sample is its *suffix*. A token of a suffix attends to the prefix, and to the
+suffix up to itself. A sample that shares no prefix is a suffix without a prefix.
 
-For attention, *segments* (prefixes and suffixes) of similar length form *blocks*, padded to [segments,
-length]. No work is spent on token pairs of different samples.
+Prefixes and suffixes are *segments*. For attention, segments of similar length form a *block*, padded to
+[segments, length]. Attention computes no pairs of tokens from different samples.
 """
 
 from __future__ import annotations
@@ -27,14 +27,19 @@ from buckeye.trainer.model.attention import SHORT_KEYS, Block, Layout
 
 Tokens = npt.NDArray[np.int32]
 
-_MIN_LENGTH_SHARE = 0.75  # of the longest in a block: at most 1 / 0.75^2 = 1.8 times the necessary work,
-_SLACK = 16  # or at most this many tokens shorter: a kernel call costs more than a little padding
-_MIN_PREFIX = 4  # tokens: sharing fewer costs more (longer keys) than it saves
+# A segment joins a block if it has this share of the longest segment's length. So padding makes attention at
+# most 1 / 0.75^2 = 1.8 times as expensive.
+_MIN_LENGTH_SHARE = 0.75
+# A segment that is at most this many tokens shorter also joins, because one more kernel call costs more than
+# the padding.
+_SLACK = 16
+# Sharing a shorter prefix costs more than it saves, because it makes keys longer.
+_MIN_PREFIX = 4
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixGroup:
-    """Samples, by index, that share their first `prefix` tokens."""
+    """Indices of samples that share their first `prefix` tokens."""
 
     members: tuple[int, ...]
     prefix: int
@@ -42,10 +47,10 @@ class PrefixGroup:
 
 @dataclass(frozen=True, slots=True)
 class Bin:
-    """Samples computed together.
+    """Samples that are computed in one row.
 
-    It has their `indices`, the number of `tokens` with shared prefixes counted once, and the estimated `cost`
-    in tokens.
+    `indices` are the indices of the samples. `tokens` counts the tokens of a shared prefix once. `cost` is
+    the estimated work, in units of a token without attention.
     """
 
     indices: tuple[int, ...]
@@ -56,12 +61,13 @@ class Bin:
 def plan_bins(token_ids: Sequence[Tokens], capacity: int, *, pair_cost: float = 0.0) -> list[Bin]:
     """Return the samples in bins of at most `capacity` tokens, by first-fit decreasing.
 
-    Each sample is in exactly one bin.
+    Each sample is in exactly one bin. Samples that share a prefix stay in one bin if they fit. Otherwise they
+    are split, and each of their bins contains the prefix. First-fit decreasing needs at most 11/9 of the
+    optimal number of bins plus 6/9 (Dósa 2007).
 
-    Samples that share a prefix stay in one bin if they fit. Otherwise each of their bins has the prefix.
-    First-fit decreasing needs at most 11/9 of the optimal number of bins plus 6/9 (Dósa 2007). `pair_cost` is
-    the attention cost of a token per token that it sees, relative to its other cost. Raise `TransportError`
-    for a sample longer than `capacity`: the orchestrator should have truncated it.
+    `pair_cost` is the cost of attention per pair of tokens, in units of the cost of a token without
+    attention. Raise `TransportError` for a sample longer than `capacity`, which the orchestrator should have
+    truncated.
     """
     lengths = [len(ids) for ids in token_ids]
     for index, length in enumerate(lengths):
@@ -69,7 +75,7 @@ def plan_bins(token_ids: Sequence[Tokens], capacity: int, *, pair_cost: float = 
             raise TransportError(
                 f"sample {index} of the batch has {length} tokens, more than trainer.seq_len = {capacity}",
                 code="BK-BATCH",
-                hint="raise trainer.seq_len, or lower the orchestrator's",
+                hint="raise trainer.seq_len, or lower orchestrator.seq_len",
             )
     parts = [part for group in prefix_groups(token_ids) for part in _split(group, lengths, capacity)]
     tokens = [_tokens(part, lengths) for part in parts]
@@ -84,7 +90,10 @@ def plan_bins(token_ids: Sequence[Tokens], capacity: int, *, pair_cost: float = 
 
 
 def pack(lengths: Sequence[int], capacity: int) -> list[list[int]]:
-    """Return indices in bins of at most `capacity`, by first-fit decreasing; no length exceeds it."""
+    """Return the indices of `lengths` in bins with a sum of at most `capacity`, by first-fit decreasing.
+
+    No length may exceed `capacity`.
+    """
     bins: list[list[int]] = []
     free: list[int] = []
     for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
@@ -99,11 +108,10 @@ def pack(lengths: Sequence[int], capacity: int) -> list[list[int]]:
 
 
 def distribute(costs: Sequence[float], ranks: int) -> list[list[int]]:
-    """Return the indices of the bins of each rank, with about equal work.
+    """Return the indices of the bins of each rank, so that all ranks have about equal work.
 
-    Bins are assigned by descending cost, each to the rank with the least work.
-
-    The busiest rank gets at most 4/3 of the optimum (Graham 1969). A rank may get no bin.
+    The bins are assigned in order of descending cost, each to the rank that has the least work. The busiest
+    rank gets at most 4/3 of the optimum (Graham 1969). A rank may get no bin.
     """
     shares: list[list[int]] = [[] for _ in range(ranks)]
     load = [(0.0, rank) for rank in range(ranks)]
@@ -119,14 +127,15 @@ def prefix_groups(token_ids: Sequence[Tokens]) -> list[PrefixGroup]:
 
     Every sample is in exactly one group, and has a suffix of at least one token.
 
-    Samples are sorted by their tokens, so that samples with a common beginning are neighbors. Then groups
-    merge, longest common prefix first, while that saves tokens.
+    The function sorts the samples by their tokens, so that samples with a common beginning are neighbors.
+    Then it merges neighboring groups if this saves tokens. It starts with the groups that have the longest
+    common prefix.
     """
     order = sorted(range(len(token_ids)), key=lambda i: (token_ids[i].astype(">i4").tobytes(), i))
     common = [_common_prefix(token_ids[a], token_ids[b]) for a, b in pairwise(order)]
-    # first and last index of the interval of samples that contains an index
+    # By index: the start and the end of the interval of samples that contains the index.
     begins, ends = list(range(len(order))), list(range(1, len(order) + 1))
-    prefixes = [len(token_ids[i]) for i in order]  # prefix of the interval that begins at an index
+    prefixes = [len(token_ids[i]) for i in order]  # by start of an interval: the length of its prefix
     for index in sorted(range(len(common)), key=lambda i: (-common[i], i)):
         left, middle, right = begins[index], index + 1, ends[index + 1]
         saved_apart = (middle - left - 1) * prefixes[left] + (right - middle - 1) * prefixes[middle]
@@ -147,15 +156,14 @@ def prefix_groups(token_ids: Sequence[Tokens]) -> list[PrefixGroup]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackedMicroBatch:
-    """Samples laid out for one forward pass, with shared prefixes once.
+    """Row of packed samples for one forward pass. A shared prefix is in the row once.
 
-    `token_ids` i64[tokens], `position_ids` i64[tokens], and the attention `layout`, which defines which
-    tokens see each other. `row_indices` i64 is the row index of each token of each sample, sample after
-    sample.
+    `token_ids` and `position_ids` are i64[tokens]. `layout` defines for attention which tokens attend to each
+    other. `row_indices` i64 has the index in the row for each token of each sample, sample after sample.
 
     Three tensors have an entry for each of the N trained tokens, sample after sample. `sources` i64[N] is the
-    row index of the hidden state that predicts the token, `targets` i64[N] its id, and `sequences` i64[N] the
-    index of its sample.
+    row index of the hidden state that predicts the token. `targets` i64[N] is the id of the token.
+    `sequences` i64[N] is the index of its sample.
     """
 
     token_ids: Tensor
@@ -174,9 +182,9 @@ def pack_micro_batch(
     *,
     share_prefixes: bool = True,
 ) -> PackedMicroBatch:
-    """Lay samples out in a row; without `share_prefixes`, each sample whole.
+    """Pack samples into a row. Without `share_prefixes`, the row has all tokens of every sample.
 
-    Raise `TransportError` if the first token of a sample is trained: no token predicts it.
+    Raise `TransportError` if the first token of a sample is trained, because no token predicts the first one.
     """
     if any(mask[0] for mask in loss_masks):
         raise TransportError(
@@ -208,7 +216,7 @@ def pack_micro_batch(
 
 
 def _split(group: PrefixGroup, lengths: Sequence[int], capacity: int) -> list[PrefixGroup]:
-    """Split a group into parts that fit, each with the prefix."""
+    """Split a group into groups of at most `capacity` tokens. A group of one sample has no prefix."""
     suffixes = [lengths[m] - group.prefix for m in group.members]
     if group.prefix + sum(suffixes) <= capacity:
         return [group]
@@ -224,9 +232,9 @@ def _tokens(group: PrefixGroup, lengths: Sequence[int]) -> int:
 
 
 def _cost(group: PrefixGroup, lengths: Sequence[int], pair_cost: float) -> float:
-    """Return the number of tokens plus the weighted number of token pairs that see each other.
+    """Return the number of tokens plus `pair_cost` times the number of pairs for attention.
 
-    The pairs of n tokens are half their square. A sample's suffix also sees its prefix.
+    n tokens have n^2 / 2 pairs. The tokens of a suffix also form pairs with those of the prefix.
     """
     pairs = (group.prefix**2 + sum(lengths[m] ** 2 - group.prefix**2 for m in group.members)) / 2
     return _tokens(group, lengths) + pair_cost * pairs
@@ -240,7 +248,7 @@ def _common_prefix(first: Tokens, second: Tokens) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Segment:
-    """Part of a sample: `length` tokens from `begin`. `prefix_group` is the index of its prefix group."""
+    """Prefix or suffix: `length` tokens of a sample from `begin` on. A shared one has a `prefix_group`."""
 
     sample: int
     begin: int
@@ -249,10 +257,10 @@ class _Segment:
 
 
 def _segments_in_blocks(groups: Sequence[PrefixGroup], token_ids: Sequence[Tokens]) -> list[list[_Segment]]:
-    """Return segments in row order, grouped into blocks.
+    """Return the segments in the order of the row, grouped into blocks.
 
-    The segments without a prefix are first, longest first. Prefixes follow, longest first. Each block of
-    prefixes is followed by the blocks of its suffixes.
+    First are the blocks of segments that share no prefix. Then each block of prefixes is followed by the
+    blocks of its suffixes. Longer segments are before shorter ones.
     """
     unshared = [_Segment(m, 0, len(token_ids[m])) for g in groups if not g.prefix for m in g.members]
     blocks = _group_by_length(unshared)
@@ -270,8 +278,9 @@ def _segments_in_blocks(groups: Sequence[PrefixGroup], token_ids: Sequence[Token
 def _group_by_length(segments: Sequence[_Segment], *, padded_prefix: int = 0) -> list[list[_Segment]]:
     """Return groups of segments of similar length.
 
-    Suffixes with prefixes of different lengths share a group only up to `SHORT_KEYS` keys: only then
-    attention masks the padding of the prefixes. `padded_prefix` is the padded length of the prefixes.
+    `padded_prefix` is the padded length of the prefixes of suffixes. Suffixes with prefixes of different
+    lengths share a group only up to `SHORT_KEYS` keys. With more keys, attention does not mask the padding of
+    the prefixes.
     """
     groups: list[list[_Segment]] = []
     for segment in sorted(segments, key=lambda s: (-s.length, -s.begin)):
@@ -318,7 +327,7 @@ def _layout(
     starts: Sequence[int],
     device: torch.device,
 ) -> Layout:
-    slots = {  # group -> (number of the block with its prefix, number within the block)
+    slots = {  # by group: the index of the block that contains its prefix, and the index in this block
         s.prefix_group: (number, slot)
         for number, block in enumerate(block_segments)
         for slot, s in enumerate(block)

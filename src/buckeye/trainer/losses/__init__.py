@@ -1,7 +1,6 @@
-"""Policy-gradient losses: pure functions of log-probs, one per formula of docs/reference/losses.md.
+"""Policy-gradient losses: a pure function for each formula of docs/reference/losses.md.
 
-They take flat tensors of the N trained tokens of a row. The caller divides the sums by a count over the whole
-batch.
+The functions get tensors [N] for the N trained tokens of a row, and return the loss of each token.
 """
 
 from buckeye.trainer.losses.base import LossInputs

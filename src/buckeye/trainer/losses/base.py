@@ -1,7 +1,8 @@
 """Inputs and outputs of losses.
 
-Notation: for a token t that the policy wrote, mu is the sampler's probability and pi the trainer's, l_t = log
-pi_t - log mu_t, r_t = e^{l_t}, A_t is the advantage, and sg stops the gradient.
+In formulas, pi_t is the probability of token t under the trained policy, and mu_t its probability under the
+policy that sampled it. l_t = log pi_t - log mu_t, r_t = e^{l_t}, A_t is the advantage, and sg stops the
+gradient.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ LOG_RATIO_LIMIT = 20.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LossInputs:
-    """Inputs for the N trained tokens of a row, all [N].
+    """Inputs of a loss for the N trained tokens of a row. All tensors are [N].
 
-    `logprobs` and `entropies` are the trainer's and differentiable. `reference_logprobs` may be None (without
-    a reference model). `sequences` i64 is the index of a token's sample within the row. `staleness` i64 is
-    the number of versions between the weights that sampled the token and the current ones.
+    The trainer computed `logprobs` and `entropies`, which are differentiable. `reference_logprobs` is None
+    without a reference model. `sequences` i64 is the index of the token's sample in the row. `staleness` i64
+    is the current version of the weights minus the version that sampled the token.
     """
 
     logprobs: Tensor
@@ -38,8 +39,8 @@ class TokenLosses:
     """Loss terms of N tokens.
 
     `policy` [N] is the policy-gradient term, which a correction may reduce. `log_weights` [N] is the
-    logarithm of the importance weight that a correction limits; None means l_t. `masks` are bool[N] by name:
-    the tokens that were masked or clipped, per reason.
+    logarithm of the importance weight that a correction limits; None means l_t. `masks` has a tensor
+    bool[N] for each reason why tokens are masked or clipped.
     """
 
     policy: Tensor
@@ -51,9 +52,9 @@ class TokenLosses:
 class LossSums:
     """Sums over the tokens of a row.
 
-    `loss` is differentiable. The caller divides the loss by `divisor` of the whole batch (all rows, all
-    ranks), so that a token has equal weight in every row. `statistics` are detached scalars, named by
-    `statistic_names`.
+    `loss` is differentiable. The caller divides it by `divisor`, a count over all rows and ranks of the
+    batch, so that a token has equal weight in every row. `statistics` are scalars without gradient, with the
+    names of `statistic_names`.
     """
 
     loss: Tensor
@@ -61,16 +62,16 @@ class LossSums:
 
 
 def log_ratios(inputs: LossInputs) -> Tensor:
-    """Return l_t [N], clamped to +-20 so that its exponential is finite.
+    """Return l_t [N], clamped to [-20, 20], so that its exponential is finite.
 
-    The gradient is that of log pi everywhere.
+    Clamped values also have the gradient of log pi_t.
     """
     bounded = (inputs.logprobs - inputs.sampler_logprobs).detach().clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
     return with_gradient_of(bounded, inputs.logprobs)
 
 
 def with_gradient_of(values: Tensor, source: Tensor) -> Tensor:
-    """Return `values` with the gradient of `source`."""
+    """Return a tensor that has the values of `values`, and the gradient of `source`."""
     return values.detach() + (source - source.detach())
 
 
@@ -87,6 +88,6 @@ def sequence_lengths(inputs: LossInputs) -> Tensor:
 
 
 def sequence_log_ratios(inputs: LossInputs) -> Tensor:
-    """Return for each token the mean of l over its sequence, [N], detached."""
+    """Return for each token the mean of l_t over its sequence, [N], without gradient."""
     total = sequence_sums(log_ratios(inputs).detach(), inputs.sequences)[inputs.sequences]
     return total / sequence_lengths(inputs)

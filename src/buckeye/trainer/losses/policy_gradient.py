@@ -1,8 +1,7 @@
-"""Per-token losses and the loss of a row.
+"""Losses of tokens, and the loss of a row of samples.
 
-The default loss (`masked_ratio`) masks tokens with extreme ratios. Others clip a ratio, weight the gradient
-by it, or call a function of the user. The correction of importance weights, the table of losses by setting
-(`LOSS_TYPES`) and the loss of a row are at the end.
+In formulas, pi_t is the probability of token t under the trained policy, mu_t its probability under the
+policy that sampled it, r_t = pi_t / mu_t the ratio, A_t the advantage, and sg the stop-gradient.
 """
 
 from __future__ import annotations
@@ -52,15 +51,14 @@ RECIPES: Mapping[str, str] = {
     "dapo": "ppo",
     "rloo": "reinforce",
 }
-"""Loss type of each paper's recipe. A recipe is a loss type with other defaults."""
+"""Loss types that compute the function of another loss type, with other defaults."""
 
 
 def custom_loss(inputs: LossInputs, config: CustomLossConfig) -> TokenLosses:
-    """Return the result of the user's `function(inputs, **kwargs)`.
+    """Return the loss of each token that the user's function computes.
 
-    It is a differentiable tensor [N], the loss of each token.
-
-    Raise `UsageError` for any other result.
+    The function is called as `function(inputs, **kwargs)`, and must return a differentiable tensor [N]. Raise
+    `UsageError` for any other result.
     """
     values = load_custom_loss(config)(inputs, **config.kwargs)
     if not isinstance(values, Tensor) or values.shape != inputs.logprobs.shape:
@@ -70,13 +68,13 @@ def custom_loss(inputs: LossInputs, config: CustomLossConfig) -> TokenLosses:
             f"{list(inputs.logprobs.shape)}",
             code="BK-TRAINING",
             at=f"{_SETTING}.import_path = {config.import_path!r}",
-            hint="return the loss of each token; `normalization` averages over the batch afterwards",
+            hint="return the loss of each token, because `normalization` averages over the batch",
         )
     return TokenLosses(policy=values)
 
 
 def load_custom_loss(config: CustomLossConfig) -> Callable[..., Any]:
-    """Return the configured function. Raise `UsageError` if it is missing or does not take the arguments."""
+    """Return the user's function. Raise `UsageError` if it is missing, or does not accept the arguments."""
     return load_user_function(config.import_path, config.kwargs, setting=_SETTING)
 
 
@@ -86,8 +84,8 @@ def load_custom_loss(config: CustomLossConfig) -> Callable[..., Any]:
 def cispo_loss(inputs: LossInputs, *, clip_low: float = 1.0, clip_high: float = 4.0) -> TokenLosses:
     """Return -sg[clip(r_t, 1 - clip_low, 1 + clip_high)] A_t log pi_t.
 
-    MiniMax-M1, arXiv 2506.13585, eq. 4 and 5: the weight is clipped, and every token keeps its gradient. As
-    in the paper, the default has no lower clip; the default upper bound is 5.
+    Source: MiniMax-M1, arXiv 2506.13585, eq. 4 and 5. The weight is clipped, and every token has a gradient.
+    As in the paper, the defaults clip the weight only from above, at 5.
     """
     ratios = log_ratios(inputs).detach().exp()
     low, high = 1.0 - clip_low, 1.0 + clip_high
@@ -109,9 +107,9 @@ def reinforce_loss(inputs: LossInputs) -> TokenLosses:
 def ppo_loss(inputs: LossInputs, *, clip_low: float = 0.2, clip_high: float = 0.2) -> TokenLosses:
     """Return -min(r_t A_t, clip(r_t, 1 - clip_low, 1 + clip_high) A_t).
 
-    Schulman et al. 2017, arXiv 1707.06347, eq. 7; the sampler is the old policy. With group-relative
-    advantages this is GRPO (Shao et al. 2024, arXiv 2402.03300, eq. 3). With a larger `clip_high` it is DAPO
-    (Yu et al. 2025, arXiv 2503.14476, eq. 8, with 0.28).
+    Source: Schulman et al. 2017, arXiv 1707.06347, eq. 7, with the sampler as the old policy. With
+    group-relative advantages this loss is GRPO (Shao et al. 2024, arXiv 2402.03300, eq. 3). With clip_high =
+    0.28 it is DAPO (Yu et al. 2025, arXiv 2503.14476, eq. 8).
     """
     ratios = log_ratios(inputs).exp()
     objective, masks = _clipped_objective(ratios, inputs.advantages, clip_low, clip_high)
@@ -121,11 +119,11 @@ def ppo_loss(inputs: LossInputs, *, clip_low: float = 0.2, clip_high: float = 0.
 def gspo_loss(inputs: LossInputs, *, clip_low: float = 3e-4, clip_high: float = 4e-4) -> TokenLosses:
     """Return -min(s_t A_t, clip(s_t, 1 - clip_low, 1 + clip_high) A_t) for the sequence ratio s_t.
 
-    s_t = sg[exp(mean of l)] pi_t / sg[pi_t].
+    s_t = sg[exp(m)] pi_t / sg[pi_t], where m is the mean of log r_t over the sequence.
 
-    GSPO-token (Zheng et al. 2025, arXiv 2507.18071, eq. 7, 13 and 14): with one advantage per sequence and
-    sequence normalization it has the value and gradient of GSPO, eq. 5. A correction limits the sequence
-    ratio.
+    Source: GSPO-token (Zheng et al. 2025, arXiv 2507.18071, eq. 7, 13 and 14). With one advantage per
+    sequence and sequence normalization, value and gradient equal those of GSPO, eq. 5. A correction limits
+    exp(m).
     """
     mean = sequence_log_ratios(inputs)
     ratios = with_gradient_of(mean, inputs.logprobs).exp()
@@ -136,13 +134,12 @@ def gspo_loss(inputs: LossInputs, *, clip_low: float = 3e-4, clip_high: float = 
 def decoupled_ppo_loss(inputs: LossInputs, *, clip_low: float = 0.2, clip_high: float = 0.2) -> TokenLosses:
     """Return -w_t min(u_t A_t, clip(u_t, 1 - clip_low, 1 + clip_high) A_t) for a proximal policy p.
 
-    w_t = sg[p_t / mu_t] and u_t = pi_t / sg[p_t].
+    w_t = sg[p_t / mu_t] and u_t = pi_t / sg[p_t]. A correction limits w_t.
 
-    The decoupled objective is from Hilton et al. 2022 (arXiv 2110.00641) and AReaL (Fu et al. 2025, arXiv
-    2505.24298). p is not computed but interpolated by the staleness d of a token (A-3PO, arXiv 2512.06547):
-    log p = log mu / d + (1 - 1/d) log pi, and p = pi for d = 0. So a token of the previous version (d = 1) is
-    clipped as in PPO. An older token is clipped in a trust region around a policy that is d - 1 steps newer
-    than its sampler. A correction limits w.
+    The objective is from Hilton et al. 2022 (arXiv 2110.00641) and AReaL (Fu et al. 2025, arXiv 2505.24298).
+    No model computes p. A-3PO (arXiv 2512.06547) interpolates it by the staleness d of a token: log p = log
+    mu / d + (1 - 1/d) log pi, and p = pi for d = 0. So a token of the previous version (d = 1) is clipped as
+    in PPO. An older token is clipped around a policy that is nearer to pi than its sampler.
     """
     difference = log_ratios(inputs)
     staleness = inputs.staleness.to(difference.dtype)
@@ -156,7 +153,7 @@ def decoupled_ppo_loss(inputs: LossInputs, *, clip_low: float = 0.2, clip_high: 
 def _clipped_objective(
     ratios: Tensor, advantages: Tensor, clip_low: float, clip_high: float
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return min(rho A, clip(rho) A) and the tokens that lose their gradient to clipping."""
+    """Return min(ratio A, clip(ratio) A), and masks of the tokens that lose their gradient by clipping."""
     low, high = 1.0 - clip_low, 1.0 + clip_high
     objective = torch.minimum(ratios * advantages, ratios.clamp(low, high) * advantages)
     masks = {
@@ -169,9 +166,9 @@ def _clipped_objective(
 def correction_factors(
     log_weights: Tensor, sequences: Tensor, config: CorrectionConfig
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return the factor of each token's term, [N] and detached, and the tokens below and above the limits.
+    """Return a factor for each token's loss, and masks of the tokens below and above the limits.
 
-    `log_weights` [N] are the logarithms of the tokens' importance weights.
+    `log_weights` [N] are the logarithms of the tokens' importance weights. The factors [N] have no gradient.
     """
     log_weights = _aggregate(log_weights.detach(), sequences, config.level)
     above = log_weights > math.log(config.high)
@@ -196,10 +193,9 @@ def _aggregate(log_weights: Tensor, sequences: Tensor, level: Level) -> Tensor:
 def masked_ratio_loss(
     inputs: LossInputs, *, mask_ratio_low: float = 0.125, mask_ratio_high: float = 8.0
 ) -> TokenLosses:
-    """Return -1{kept} r_t A_t. A token is kept if r_t is in [mask_ratio_low, mask_ratio_high].
+    """Return -r_t A_t if r_t is in [mask_ratio_low, mask_ratio_high], else 0.
 
-    Nothing is clipped: a masked token has no policy gradient. This was the default of launchers of late 2025,
-    and equals two-sided IcePop ("Every Step Evolves", arXiv 2510.18855).
+    Ratios are not clipped. This loss equals two-sided IcePop ("Every Step Evolves", arXiv 2510.18855).
     """
     ratios = log_ratios(inputs).exp()
     masks = {
@@ -215,10 +211,7 @@ def masked_ratio_loss(
 
 @dataclass(frozen=True, slots=True)
 class LossType:
-    """Loss function with settings as its keyword arguments.
-
-    `masks` are the names of the masks that it returns.
-    """
+    """Loss function, whose keyword arguments are its settings, and the names of the masks that it returns."""
 
     function: Callable[..., TokenLosses]
     masks: tuple[str, ...]
@@ -237,13 +230,16 @@ LOSS_TYPES: Mapping[str, LossType] = {
 
 
 def check_loss(config: LossConfig) -> None:
-    """Raise `UsageError` if the loss cannot be computed. Runs before the model is loaded."""
+    """Raise `UsageError` if a custom loss cannot be loaded. Call this before the model is loaded."""
     if isinstance(config, CustomLossConfig):
         load_custom_loss(config)
 
 
 def total_loss(inputs: LossInputs, config: LossConfig) -> LossSums:
-    """Return the loss of a row, with correction, reference KL, entropy bonus and normalization weights."""
+    """Return the sum of the losses of a row's tokens, with correction, reference KL and entropy bonus.
+
+    With sequence normalization, each token's loss is divided by the length of its sequence.
+    """
     losses = _token_losses(inputs, config)
     terms, masks = losses.policy, dict(losses.masks)
     if isinstance(config, NormalizedLossConfig) and config.correction is not None:
@@ -271,15 +267,16 @@ def statistic_names(config: LossConfig) -> tuple[str, ...]:
 
 
 def normalization_of(config: LossConfig) -> Normalization:
-    """Return the normalization over the batch; the default loss is a mean over tokens."""
+    """Return the normalization of the loss over the batch. The default loss is a mean over tokens."""
     return "token" if isinstance(config, MaskedRatioLossConfig) else config.normalization
 
 
 def divisor(trained: Sequence[int], config: LossConfig, *, seq_len: int) -> float:
-    """Return the divisor of the batch's sum, from the numbers of trained tokens of all its sequences.
+    """Return the number that divides the sum of a batch's losses.
 
-    It is the number of tokens, the number of sequences, or the number of sequences times a constant length
-    (Dr. GRPO, Liu et al. 2025, arXiv 2503.20783, section 3.2).
+    `trained` has the number of trained tokens of each sequence of the batch. The divisor is the number of
+    tokens, the number of sequences, or the number of sequences times a constant length (Dr. GRPO, Liu et al.
+    2025, arXiv 2503.20783, section 3.2).
     """
     tokens, sequences = sum(trained), sum(map(bool, trained))
     normalization = normalization_of(config)
@@ -292,7 +289,7 @@ def divisor(trained: Sequence[int], config: LossConfig, *, seq_len: int) -> floa
 
 
 def needs_every_sample(config: LossConfig) -> bool:
-    """Return True if samples without advantage also move the weights."""
+    """Return True if samples without advantage also have a gradient."""
     return bool(config.kl_coef or config.entropy_coef or isinstance(config, CustomLossConfig))
 
 

@@ -1,4 +1,4 @@
-"""Optional terms of every loss: divergence from a reference model, and entropy."""
+"""Optional terms of a loss: KL divergence from a reference model, and an entropy bonus."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from buckeye.trainer.losses.base import LOG_RATIO_LIMIT, LossInputs, log_ratios,
 def estimate_kl(logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
     """Return the k3 estimate of KL(pi || reference) from each sampled token, [N] and differentiable.
 
-    With d = log pi - log reference: k3 = e^{-d} - 1 + d (Schulman 2020, "Approximating KL divergence"). It
-    has the right mean on policy. As an on-policy loss term, it has the gradient of KL(reference || pi) (Tang
-    & Munos 2025, arXiv 2506.09477).
+    k3 = e^{-d} - 1 + d, with d = log pi - log reference (Schulman 2020, "Approximating KL divergence"). For
+    tokens that pi sampled, the mean of k3 is KL(pi || reference). But as a term of the loss, k3 has the
+    gradient of KL(reference || pi) (Tang & Munos 2025, arXiv 2506.09477).
     """
     bounded = (logprobs - reference_logprobs).detach().clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
     difference = with_gradient_of(bounded, logprobs)
@@ -22,10 +22,10 @@ def estimate_kl(logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
 
 
 def regularization(inputs: LossInputs, config: BaseLossConfig) -> Tensor | None:
-    """Return kl_coef KL_t - entropy_coef H_t, [N]; None if both are off.
+    """Return kl_coef * KL_t - entropy_coef * H_t, [N], or None if both coefficients are 0.
 
-    `k3_weighted` is r_t k3_t with the gradient of both factors. For any sampler mu, its mean and mean
-    gradient are those of KL(pi || reference) (DeepSeek-V3.2, arXiv 2512.02556).
+    The estimator `k3_weighted` is r_t * k3_t, with the gradient of both factors. For tokens of any sampler
+    mu, its mean and mean gradient are those of KL(pi || reference) (DeepSeek-V3.2, arXiv 2512.02556).
     """
     terms = []
     if config.kl_coef:

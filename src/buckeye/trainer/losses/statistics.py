@@ -1,4 +1,4 @@
-"""Recorded statistics of the tokens of a loss."""
+"""Statistics of the tokens of a loss, which become metrics of the step."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ REFERENCE_SUMS = ("reference_kl",)
 
 
 def with_advantage(inputs: LossInputs) -> Tensor:
-    """Return the tokens of samples with a non-zero advantage on any token, bool[N]."""
+    """Return a mask bool[N] of all tokens of samples in which a token has a non-zero advantage."""
     nonzero = (inputs.advantages != 0).to(inputs.logprobs.dtype)
     return sequence_sums(nonzero, inputs.sequences)[inputs.sequences] > 0
 
@@ -29,8 +29,9 @@ def token_sums(inputs: LossInputs, masks: Mapping[str, Tensor]) -> dict[str, Ten
 
     The names are those of `SUMS`, of `REFERENCE_SUMS` with a reference model, and of `masks` (bool[N]).
 
-    Sums cover the tokens of samples with an advantage. Sums with a name in `_fresh` cover only those tokens
-    that the current weights sampled. `trained_tokens` and `reference_kl` cover all tokens of the loss.
+    A sum includes only tokens of samples with an advantage. A sum with a name that ends in `_fresh` includes
+    only those tokens that the current weights sampled. `trained_tokens` and `reference_kl` include all
+    tokens.
 
     `mismatch_kl` sums r - l - 1 (the k3 estimate of KL(mu || pi), Schulman 2020, "Approximating KL
     divergence"). `reference_kl` sums the k3 estimate of KL(pi || reference).
@@ -57,10 +58,10 @@ def token_sums(inputs: LossInputs, masks: Mapping[str, Tensor]) -> dict[str, Ten
 
 
 def averages(sums: Mapping[str, float]) -> dict[str, float]:
-    """Convert a batch's sums (all rows, all ranks) to its record of means per token.
+    """Convert the sums over all rows and ranks of a batch to means per token.
 
-    effective_sample_size = (sum r)^2 / (n sum r^2), from 1/n to 1 (Kong 1992): the share of the n tokens that
-    carry the same information with equal weights. A mean over zero tokens is left out.
+    effective_sample_size = (sum r)^2 / (n sum r^2) is between 1/n and 1 (Kong 1992). n tokens with weights r
+    have as much information as this share of n tokens with equal weights. A mean over no tokens is omitted.
     """
     per_token = [name for name in sums if name not in (*_COUNTS, *_FRESH, *REFERENCE_SUMS)]
     means = {

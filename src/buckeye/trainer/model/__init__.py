@@ -1,1 +1,1 @@
-"""Policy as a transformers model: forward pass, attention, adapters, trainable models."""
+"""Policy as a transformers model: forward pass, attention, adapters, and checks of models."""

@@ -1,4 +1,4 @@
-"""Adapter files: peft's `adapter_model.safetensors` and `adapter_config.json`."""
+"""Saving, loading and merging of LoRA adapters in peft's format."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from buckeye.trainer.output.hf_directory import read_tokenizer_files, save_model
 from buckeye.transport.checkpoint.base_digest import BASE_DIGEST_KEY, base_digest
 
 ADAPTER_NAME = "default"
-"""Name of the adapter in the model. Files do not contain it."""
+"""Name of the adapter in the model. Files do not contain this name."""
 ADAPTER_DIRECTORY = "adapter"
-"""Directory of the adapter in a trainer's part of a checkpoint, in place of a complete model."""
+"""Name of the adapter's directory in the trainer's directory of a checkpoint."""
 WEIGHTS_FILE = "adapter_model.safetensors"
 CONFIG_FILE = "adapter_config.json"
 _PREFIX = "base_model.model."
-_HINT = f"name a folder in PEFT format, with {CONFIG_FILE} and {WEIGHTS_FILE}"
 """Prefix of parameter names in peft's files."""
+_HINT = f"name a folder in PEFT format, with {CONFIG_FILE} and {WEIGHTS_FILE}"
 _MUST_AGREE = ("r", "lora_alpha", "target_modules", "modules_to_save")
 
 
@@ -43,7 +43,10 @@ def save_weights(
     dtype: torch.dtype,
     tensors: Mapping[str, Tensor],
 ) -> None:
-    """Write the trained tensors: the adapter if the model has one, else the model as `dtype`."""
+    """Write the adapter if the model has one, else the model as `dtype`.
+
+    `tensors` are the unsharded trained tensors, by name.
+    """
     if has_adapter(model):
         save_adapter(model, tokenizer, directory, tensors=tensors)
     else:
@@ -55,7 +58,7 @@ def save_adapter(
 ) -> None:
     """Write the adapter of `model` and the tokenizer's files to `directory`, as float32.
 
-    `tensors` are the trained parameters by their names in the model, unsharded.
+    `tensors` are the unsharded trained parameters, by name.
     """
     directory.mkdir(parents=True, exist_ok=True)
     stored = {
@@ -73,10 +76,10 @@ def save_adapter(
 
 @torch.no_grad()
 def load_adapter(model: PreTrainedModel, directory: Path) -> None:
-    """Load the values that `save_adapter` wrote into the adapter of `model`.
+    """Load the adapter in `directory` into the adapter of `model`.
 
-    Raise `CheckpointError` if they belong to another adapter (rank, scale or modules differ), and
-    `UsageError` if they belong to a base with other weights.
+    Raise `CheckpointError` if rank, scale or modules of the two adapters differ. Raise `UsageError` if the
+    adapter was trained on another base model.
     """
     try:
         content = json.loads((directory / CONFIG_FILE).read_text(encoding="utf-8"))
@@ -107,10 +110,10 @@ def load_adapter(model: PreTrainedModel, directory: Path) -> None:
 
 
 def merge_adapter(base: str, adapter: Path, out: Path) -> None:
-    """Write to `out` the complete model of `base` (a name or a directory) with `adapter` merged into it.
+    """Merge `adapter` into the model `base` (a hub name or a directory), and write the model to `out`.
 
-    The sum is computed in float32 and stored in the dtype of the base. Raise `UsageError` if either cannot be
-    loaded.
+    The sum is computed in float32, and stored in the dtype of the base model. Raise `UsageError` if the base
+    model or the adapter cannot be loaded.
     """
     try:
         dtype = AutoConfig.from_pretrained(base).dtype or torch.float32
@@ -124,11 +127,11 @@ def merge_adapter(base: str, adapter: Path, out: Path) -> None:
 def merge_adapter_into(model: PreTrainedModel, base: str, adapter: Path) -> None:
     """Add an adapter to the weights of `model`, which was loaded from `base`.
 
-    All weights are trainable afterwards.
+    Afterwards all weights of the model are trainable.
 
     Raise `UsageError` if the adapter cannot be read, or does not fit the model.
     """
-    from peft import PeftModel, get_peft_model_state_dict  # importing takes seconds
+    from peft import PeftModel, get_peft_model_state_dict  # the import takes seconds
 
     try:
         adapted = PeftModel.from_pretrained(model, str(adapter))
@@ -153,7 +156,7 @@ def merge_adapter_into(model: PreTrainedModel, base: str, adapter: Path) -> None
 def check_adapter_base(adapter: Path, base: str) -> None:
     """Raise `UsageError` if an adapter was trained on other weights than those of `base`.
 
-    The check passes if the adapter's file records no digest, or if the digest of `base` is unknown.
+    Do nothing if the file of the adapter has no digest of its base model, or if `base` has no local weights.
     """
     with safe_open(adapter / WEIGHTS_FILE, "pt") as file:
         recorded = (file.metadata() or {}).get(BASE_DIGEST_KEY)
@@ -167,25 +170,25 @@ def check_adapter_base(adapter: Path, base: str) -> None:
 
 
 def _comparable(value: Any) -> Any:
-    """Return a setting in comparable form.
+    """Return the value of a setting in a form that can be compared.
 
-    Full names of modules become their last parts, sorted, because tools write different full names. The names
-    of the weights identify the modules.
+    For a list of module names, this is the sorted list of the last parts of the names, because tools write
+    different full names. The names of the weights identify the modules.
     """
     return sorted({name.rpartition(".")[2] for name in value}) if isinstance(value, list) else value or None
 
 
 def _stored_name(name: str) -> str:
-    """Return peft's name of a parameter in a file.
+    """Return the name that a parameter has in peft's files.
 
-    peft omits the adapter's name, and `modules_to_save` of a fully trained module.
+    peft removes the name of the adapter, and `modules_to_save` in names of fully trained modules.
     """
     plain = name.replace(f".modules_to_save.{ADAPTER_NAME}.", ".").replace(f".{ADAPTER_NAME}.", ".")
     return _PREFIX + plain
 
 
 def _adapter_config(model: PreTrainedModel) -> dict[str, Any]:
-    """Return peft's configuration for inference, with sets as sorted lists."""
+    """Return the adapter's configuration for inference in a form that JSON supports."""
     content = model.peft_config[ADAPTER_NAME].to_dict()
     plain = {key: sorted(value) if isinstance(value, set) else value for key, value in content.items()}
     return {**plain, "inference_mode": True}

@@ -1,8 +1,8 @@
-"""Attention over a packed row of samples, registered with transformers as `buckeye_packed`.
+"""Attention over a packed row of samples. transformers calls it by the name `buckeye_packed`.
 
-On CUDA the whole row is one variable-length flash-attention call. Elsewhere each block of the layout is a
-padded batch for `scaled_dot_product_attention`. On a CPU in bfloat16, short segments use batched matrix
-products instead: torch's kernel has no fast backward pass for them.
+On CUDA, one call of variable-length flash attention computes the whole row. On other devices, or without
+flash attention, each block of the layout is a padded batch for `scaled_dot_product_attention`. On a CPU in
+bfloat16, this function has no fast backward pass for short segments, so these use batched matrix products.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from transformers import AttentionInterface
 from buckeye.trainer.model.segment_attention import short_attention
 
 PACKED_ATTENTION = "buckeye_packed"
-SHORT_KEYS = 256  # with more keys than this, masks of all scores are too large
+SHORT_KEYS = 256  # with more keys, a mask of all scores needs too much memory
 
 
 def _varlen_arguments() -> frozenset[str]:
@@ -31,24 +31,25 @@ def _varlen_arguments() -> frozenset[str]:
     return frozenset(inspect.signature(varlen_attn).parameters)
 
 
-# Older versions of torch lack this function, or its window argument. Some versions accept groups of query
-# heads without `enable_gqa`.
+# Older versions of torch do not have `varlen_attn`, or its argument `window_size`. Versions without the
+# argument `enable_gqa` always accept fewer key heads than query heads.
 _VARLEN_ARGUMENTS = _varlen_arguments()
 _GQA_ARGUMENTS = {"enable_gqa": True} if "enable_gqa" in _VARLEN_ARGUMENTS else {}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Block:
-    """Neighboring segments of similar length: tokens `start` to `end` of the row as [segments, length].
+    """Neighboring segments of similar length. Attention computes them as one batch [segments, length].
 
-    `gather` i64[segments * length] has, for each padded position, the index of its token among `start` to
-    `end`. Padding repeats the last token, and no real token sees it. `scatter` i64[end - start] is the
-    inverse. Both are None if all segments are equally long.
+    The tokens of the segments are the tokens `start` to `end` - 1 of the row. `gather` i64[segments * length]
+    has the index of the token at each padded position, counted from `start`. Padding contains following
+    tokens, and no real token attends to it. `scatter` i64[end - start] is the inverse of `gather`. Both are
+    None if all segments are equally long.
 
-    Suffixes also see their prefixes. These are in the block with index `prefix_block`; `prefix_rows`
-    i64[segments] has the position in that block, and `prefix_lengths` i64[segments] the length.
-    `common_prefix` is the length of all prefixes if they are equally long, which is required above
-    `SHORT_KEYS` keys.
+    A suffix also attends to its prefix, which is in the block with index `prefix_block`. `prefix_rows`
+    i64[segments] has the index of the prefix in that block, and `prefix_lengths` i64[segments] its length.
+    `common_prefix` is the length of the prefixes if they are equally long, else None. With more than
+    `SHORT_KEYS` keys, they must be equally long.
     """
 
     start: int
@@ -64,10 +65,10 @@ class Block:
     masks: dict[tuple[int, int | None, torch.dtype], Tensor] = field(default_factory=dict)
 
     def mask(self, keys: int, window: int | None, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Return the mask to add to the scores: 0 where a token sees a key, else -inf.
+        """Return the mask to add to the scores: 0 where a token attends to a key, else -inf.
 
-        Shape [1 or segments, length, keys]. The first keys are those of the prefixes, the last `length` keys
-        those of the segments.
+        The shape is [1 or segments, length, keys]. The keys of the prefixes are first. The last `length` keys
+        are those of the segments.
         """
         key = (keys, window, dtype)
         if key not in self.masks:
@@ -77,11 +78,11 @@ class Block:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Layout:
-    """Blocks of a row, and its layout for kernels that take segments of any length.
+    """Blocks of a row for padded attention, and index tensors for variable-length attention.
 
-    `query_ends` i32[segments + 1] are the ends of the segments' tokens in the row. `keys` i64 has the row
-    indices of the keys, segment after segment; None if they are the whole row. `key_ends` i32[segments + 1]
-    are the ends of the segments in `keys`.
+    The tokens of segment i are `query_ends[i]` to `query_ends[i + 1]` - 1 of the row. `keys` i64 has the row
+    indices of the keys, segment after segment; None if the keys are the whole row. The keys of segment i are
+    `key_ends[i]` to `key_ends[i + 1]` - 1 of `keys`. Both ends are i32[segments + 1].
     """
 
     blocks: tuple[Block, ...]
@@ -93,7 +94,7 @@ class Layout:
 
 
 def flash_available(device: torch.device) -> bool:
-    """Return True if torch has variable-length flash attention for this device (NVIDIA GPUs since Ampere)."""
+    """Return True if torch has variable-length flash attention for this device: NVIDIA GPUs since Ampere."""
     return (
         device.type == "cuda"
         and torch.version.hip is None
@@ -104,9 +105,9 @@ def flash_available(device: torch.device) -> bool:
 
 
 def detect_attention() -> str:
-    """Return the attention that a trainer on this machine uses, unless a setting asks for SDPA.
+    """Return the name of the attention that a trainer on this machine uses by default.
 
-    The package flash-attn is never imported: the kernels are those in torch.
+    Buckeye uses the flash attention of torch, and not the package flash-attn.
     """
     if not torch.cuda.is_available():
         return "SDPA (no GPU)"
@@ -130,11 +131,11 @@ def packed_attention(
     sliding_window: int | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Compute causal attention within each sample, with the signature that transformers expects.
+    """Return causal attention within each sample, [1, tokens, heads, dim]. transformers calls this function.
 
-    `query` [1, heads, tokens, dim]; `key`, `value` [1, key-value heads, tokens, dim]; returns [1, tokens,
-    heads, dim]. With a `sliding_window` a token sees itself and the window - 1 tokens before it. `flash`
-    selects CUDA's variable-length kernel.
+    `query` is [1, heads, tokens, dim]. `key` and `value` are [1, key-value heads, tokens, dim]. With a
+    `sliding_window`, a token attends to itself and the window - 1 tokens before it. `flash` selects the
+    variable-length kernel of CUDA.
     """
     q, k, v = (t[0].transpose(0, 1).to(value.dtype) for t in (query, key, value))  # [tokens, heads, dim]
     if flash:
@@ -166,7 +167,7 @@ def _make_mask(
     return torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(hidden, float("-inf"))
 
 
-@torch.compiler.disable  # each layout would be compiled separately
+@torch.compiler.disable  # torch would compile a version for each layout
 def _attend_in_blocks(
     query: Tensor,
     key: Tensor,
@@ -202,8 +203,8 @@ def _attend_block(
 ) -> Tensor:
     """Return the attention output [segments, length, heads, dim].
 
-    `own` are queries, keys and values of the segments, [segments, length, (key-value) heads, dim]. `prefixes`
-    are the queries, keys and values of the prefixes.
+    `own` has the queries, keys and values of the segments, [segments, length, (key-value) heads, dim].
+    `prefixes` has the queries, keys and values of the prefix of each segment.
     """
     query, key, value = own
     keys = block.length if prefixes is None else block.length + prefixes[1].shape[1]
@@ -212,7 +213,7 @@ def _attend_block(
     assert prefixes is None or short or block.common_prefix is not None
     if prefixes is not None:
         key, value = torch.cat([prefixes[1], key], 1), torch.cat([prefixes[2], value], 1)
-        # with the queries of the prefix the attention is causal, and needs no mask
+        # With the queries of the prefix, plain causal attention computes the result without a mask.
         if not short:
             query = torch.cat([prefixes[0], query], 1)
     if short and query.device.type == "cpu" and query.dtype == torch.bfloat16 and not dropout:
@@ -240,10 +241,7 @@ def _pad(rows: Tensor, block: Block) -> Tensor:
 
 
 class _Pad(torch.autograd.Function):
-    """`rows[gather]` with the gradient `gradient[scatter]`.
-
-    Padding has no gradient, since no real token sees it.
-    """
+    """Return `rows[gather]`. The gradient is `gradient[scatter]`, because padding has no gradient."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, gather: Tensor, scatter: Tensor) -> Tensor:
@@ -256,7 +254,7 @@ class _Pad(torch.autograd.Function):
 
 
 class _Unpad(torch.autograd.Function):
-    """`rows[scatter]` with a zero gradient for the padding."""
+    """Return `rows[scatter]`. The gradient of the padding is zero."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, scatter: Tensor) -> Tensor:
@@ -276,7 +274,7 @@ def _attend_varlen(
 
     if layout.keys is not None:
         key, value = (rows.index_select(0, layout.keys) for rows in (key, value))
-    # causal within the window; the last query of a segment is aligned with its last key
+    # The kernel aligns the last query of a segment with its last key. A window of (n, 0) is causal.
     return varlen_attn(
         query,
         key,

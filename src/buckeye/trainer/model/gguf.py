@@ -1,4 +1,4 @@
-"""Import of a GGUF file: the weights without quantization, the tokenizer and its chat template."""
+"""Conversion of a GGUF file to a model directory, with dequantized weights, tokenizer and chat template."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ Precision = Literal["auto", "float32", "bfloat16"]
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _ROPE_FACTORS = "rope_freqs.weight"
-"""Tensor with the factors of the rotary frequencies of Llama 3.1 and later."""
+"""Name of the tensor with the factors of rotary frequencies. Llama 3.1 and later have it."""
 _LLAMA3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
-"""Parameters of all published models with such factors; only `factor` differs."""
+"""Parameters of the rotary frequencies in all published Llama models with factors. Only `factor` differs."""
 
 
 def import_gguf(file: Path, directory: Path, *, precision: Precision = "auto") -> int:
-    """Write a model directory with the content of a GGUF file. Return the number of parameters.
+    """Write the model in a GGUF file to a model directory. Return the number of parameters.
 
-    `auto` keeps a file with only float32 weights unchanged, and rounds others to bfloat16. Raises UsageError
-    if the file is not a model that transformers can read completely, and if the directory exists.
+    With the precision `auto`, weights are float32 if all weights in the file are, else bfloat16. Raise
+    `UsageError` if transformers cannot read the whole model, or if the directory exists.
     """
     need("gguf", "A GGUF file")
     if directory.exists():
@@ -48,18 +48,18 @@ def import_gguf(file: Path, directory: Path, *, precision: Precision = "auto") -
         raise
     except THIRD_PARTY_ERRORS as error:
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise _unsupported(file, reason) from error
+        raise _unsupported_error(file, reason) from error
     parameters = sum(parameter.numel() for parameter in model.parameters())
     if parameters != content.elements:
         reason = f"it has {content.elements:,} weights, and the model {parameters:,}"
-        raise _unsupported(file, reason)
+        raise _unsupported_error(file, reason)
     keeps = precision == "float32" or (precision == "auto" and content.is_float32)
     model = model.to(torch.float32 if keeps else torch.bfloat16)
     _forget_quantization(model)
     model.generation_config.eos_token_id = tokenizer.eos_token_id
 
     def fill(target: Path) -> None:
-        with contextlib.redirect_stderr(io.StringIO()):  # its bars cannot be turned off
+        with contextlib.redirect_stderr(io.StringIO()):  # transformers' progress bars cannot be turned off
             model.save_pretrained(target)
         tokenizer.save_pretrained(target)
 
@@ -68,7 +68,7 @@ def import_gguf(file: Path, directory: Path, *, precision: Precision = "auto") -
     return parameters
 
 
-def _unsupported(file: Path, reason: str) -> UsageError:
+def _unsupported_error(file: Path, reason: str) -> UsageError:
     return UsageError(
         f"transformers cannot read {file}: {reason}",
         code="BK-MODEL-UNSUPPORTED",
@@ -77,7 +77,7 @@ def _unsupported(file: Path, reason: str) -> UsageError:
 
 
 def _check_header(file: Path) -> None:
-    """Raise UsageError unless the file begins as a GGUF file does."""
+    """Raise `UsageError` unless the file begins like a GGUF file of version 2 or 3."""
     hint = "name a .gguf file"
     try:
         with file.open("rb") as opened:
@@ -92,7 +92,7 @@ def _check_header(file: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Content:
-    """Facts of a GGUF file that transformers does not read, or does not check."""
+    """Properties of a GGUF file that transformers does not read, or does not check."""
 
     elements: int
     """Number of weights, without the factors of the rotary frequencies."""
@@ -115,11 +115,11 @@ def _read_content(file: Path) -> _Content:
         raise UsageError(
             f"{file} is one of {value('split.count')} parts of a model",
             code="BK-MODEL-UNSUPPORTED",
-            hint="join them: `llama-gguf-split --merge FIRST_PART.gguf MODEL.gguf`",
+            hint="join the parts: `llama-gguf-split --merge FIRST_PART.gguf MODEL.gguf`",
         )
     scaling = value(f"{architecture}.rope.scaling.type")
     if scaling not in (None, "none"):
-        raise _unsupported(file, f"the scaling {scaling!r} of its rotary embedding is not supported")
+        raise _unsupported_error(file, f"the scaling {scaling!r} of its rotary embedding is not supported")
     weights = {tensor.name: tensor for tensor in reader.tensors}
     factors = weights.pop(_ROPE_FACTORS, None)
     return _Content(
@@ -133,9 +133,9 @@ def _read_content(file: Path) -> _Content:
 def _load(file: Path, content: _Content) -> tuple[Any, Any]:
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-    logging.getLogger("transformers").setLevel(logging.ERROR)  # warns of dequantization
+    logging.getLogger("transformers").setLevel(logging.ERROR)  # hides the warning about dequantization
     names = {"pretrained_model_name_or_path": str(file.absolute().parent), "gguf_file": file.name}
-    with contextlib.redirect_stderr(io.StringIO()):  # progress bars cannot be turned off
+    with contextlib.redirect_stderr(io.StringIO()):  # transformers' progress bars cannot be turned off
         tokenizer = AutoTokenizer.from_pretrained(**names, local_files_only=True)
         config = AutoConfig.from_pretrained(**names, local_files_only=True)
         if content.head_dim is not None and hasattr(config, "head_dim"):
@@ -151,28 +151,28 @@ def _load(file: Path, content: _Content) -> tuple[Any, Any]:
             ignore_mismatched_sizes=True,
         )
     if report["missing_keys"]:
-        raise _unsupported(file, f"it has no weights for {min(report['missing_keys'])}")
+        raise _unsupported_error(file, f"it has no weights for {min(report['missing_keys'])}")
     for name, found, expected in sorted(report["mismatched_keys"]):
-        raise _unsupported(file, f"{name} has the shape {tuple(found)} instead of {tuple(expected)}")
+        raise _unsupported_error(file, f"{name} has the shape {tuple(found)} instead of {tuple(expected)}")
     return model, tokenizer
 
 
 def _llama3_rope(file: Path, config: Any, factors: torch.Tensor) -> dict[str, Any]:
-    """Return the rotary parameters with these factors. Raises UsageError if they are others than Llama's."""
+    """Return transformers' rotary parameters for `factors`. Raise `UsageError` if they are not Llama's."""
     theta, factor = config.rope_parameters["rope_theta"], float(factors.max())
     wavelengths = 2 * math.pi * theta ** (torch.arange(len(factors)) / len(factors))
     low, high = _LLAMA3_ROPE["low_freq_factor"], _LLAMA3_ROPE["high_freq_factor"]
     rotations = _LLAMA3_ROPE["original_max_position_embeddings"] / wavelengths
-    share = ((rotations - low) / (high - low)).clamp(0, 1)  # 1: unchanged, 0: divided by `factor`
+    share = ((rotations - low) / (high - low)).clamp(0, 1)  # 1 is unchanged, 0 is divided by `factor`
     if not torch.allclose(1 / ((1 - share) / factor + share), factors.float(), rtol=1e-3):
-        raise _unsupported(file, f"the factors in {_ROPE_FACTORS} are not those of Llama 3")
+        raise _unsupported_error(file, f"the factors in {_ROPE_FACTORS} are not those of Llama 3")
     return {"rope_type": "llama3", "rope_theta": theta, "factor": factor, **_LLAMA3_ROPE}
 
 
 def _forget_quantization(model: Any) -> None:
     """Remove the quantization settings of a model, so that transformers can save it.
 
-    Its weights are dequantized already.
+    The weights of the model are already dequantized.
     """
     for name in ("quantization_config", "_pre_quantization_dtype"):
         if hasattr(model.config, name):

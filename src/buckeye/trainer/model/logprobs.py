@@ -1,12 +1,12 @@
-"""Log-probs and entropies from hidden states, without materializing all logits.
+"""Log-probs and entropies from hidden states, without storing all logits.
 
 For a token y with final hidden state h, output projection W and sampling temperature T, z = W h / T and
 
     log p(y) = z_y - logsumexp(z)          d log p(y) / dz = 1[y] - p
     H        = -sum_v p_v log p_v          dH / dz         = -p * (log p + H)
 
-Logits exist for `chunk` tokens at a time. The backward pass recomputes them, unless one chunk holds all
-tokens. Chunks reuse one buffer: allocation of new memory costs more than a pass over it.
+The logits of one chunk of tokens are in memory at a time. The backward pass recomputes them, unless there is
+only one chunk. All chunks use one buffer, because allocating memory takes longer than writing to it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 _CHUNK_BYTES = 128 * 2**20
-_CHUNK_BYTES_ON_GPU = 512 * 2**20  # every chunk reads and writes the whole gradient of W
+_CHUNK_BYTES_ON_GPU = 512 * 2**20  # larger, because every chunk reads and writes the whole gradient of W
 _CHUNK_TOKENS = 1024  # more tokens do not make the matrix product faster
 
 
@@ -26,9 +26,10 @@ def token_logprobs(
 ) -> tuple[Tensor, Tensor]:
     """Return the log-prob of each target and the entropy of its distribution, both [N] and differentiable.
 
-    `hidden` [N, H] in the compute dtype; `weight` [V, H]; `targets` i64[N]; `temperatures` [N], positive. The
-    projection is computed in `hidden`'s dtype, the softmax in float32 or better. Logits of `chunk` tokens
-    exist at one time; by default 1,024 tokens, or as many as fill 128 MiB (512 MiB on a GPU).
+    `hidden` is [N, H] in the compute dtype, `weight` [V, H], `targets` i64[N], and `temperatures` [N] is
+    positive. The projection is computed in the dtype of `hidden`, and the softmax in float32 or better. A
+    chunk has `chunk` tokens. By default it has 1,024 tokens, or fewer if their logits exceed 128 MiB (512 MiB
+    on a GPU).
     """
     size = _CHUNK_BYTES_ON_GPU if hidden.is_cuda else _CHUNK_BYTES
     rows = chunk or max(1, min(_CHUNK_TOKENS, size // (4 * weight.shape[0])))
@@ -55,7 +56,7 @@ class _TokenLogprobs(torch.autograd.Function):
             logprobs[piece] = log_p.gather(1, targets[piece, None]).squeeze(1)
             normalizers[piece] = logits.gather(1, targets[piece, None]).squeeze(1) - logprobs[piece]
             entropies[piece] = -torch.bmm(log_p[:, None], torch.exp(log_p, out=logits)[:, :, None]).flatten()
-        kept = log_p if len(targets) <= rows else None  # one chunk: no additional memory
+        kept = log_p if len(targets) <= rows else None  # the buffer of a single chunk is still valid
         ctx.save_for_backward(hidden, weight, targets, temperatures, normalizers, entropies, kept)
         return logprobs, entropies
 
@@ -67,7 +68,7 @@ class _TokenLogprobs(torch.autograd.Function):
         cast = weight.to(hidden.dtype)
         d_hidden = torch.zeros_like(hidden)
         d_weight = None
-        if ctx.needs_input_grad[1]:  # a sum over many chunks needs float32, also for a 16-bit weight
+        if ctx.needs_input_grad[1]:  # a sum over many chunks needs float32, even for a 16-bit weight
             d_weight = torch.zeros_like(weight, dtype=torch.promote_types(weight.dtype, torch.float32))
         if temperatures is not None:
             d_logprobs, d_entropies = (
@@ -96,7 +97,7 @@ class _TokenLogprobs(torch.autograd.Function):
 
 def _accumulate(total: Tensor, d_logits: Tensor, hidden: Tensor) -> None:
     if total.dtype == hidden.dtype:
-        total.addmm_(d_logits.t(), hidden)  # in place: the product is as large as the weight
+        total.addmm_(d_logits.t(), hidden)  # in place, because the product is as large as the weight
     else:
         total += d_logits.t() @ hidden
 
@@ -127,7 +128,8 @@ def _d_logits(
 ) -> Tensor:
     """Return the gradient of the logits before division by the temperature, [tokens, vocabulary].
 
-    `d_logprobs` and `d_entropies` are already divided by the temperature. Overwrites `log_p`.
+    `d_logprobs` and `d_entropies` must already be divided by the temperature. The function overwrites
+    `log_p`.
     """
     if d_entropies is None:
         p = log_p.exp_()

@@ -1,9 +1,9 @@
 """Low-rank adapters (Hu et al. 2021, arXiv 2106.09685) on a policy with frozen base weights.
 
-A matrix W becomes W + alpha / rank * B A, with A [rank, in] random and B [out, rank] zero at first. Only A, B
-and the fully trained modules have gradients.
+A matrix W becomes W + alpha / rank * B A. At first A [rank, in] is random, and B [out, rank] is zero. Only A,
+B and the fully trained modules have gradients.
 
-This module imports peft, which takes seconds: import it only where an adapter exists.
+This module imports peft, which takes seconds. So import this module only if there is an adapter.
 """
 
 from __future__ import annotations
@@ -27,13 +27,11 @@ _SECTION = "trainer.model.experimental.lora"
 
 
 def add_adapter(model: PreTrainedModel, config: LoRAConfig, *, base: str, frozen_dtype: torch.dtype) -> None:
-    """Freeze `model`, add an adapter, and convert the frozen weights to `frozen_dtype`.
+    """Freeze `model`, add an adapter in float32, and convert the frozen weights to `frozen_dtype`.
 
-    The adapter is float32.
-
-    A is drawn from torch's global generator. `base` is the name or directory that the model was loaded from,
-    recorded for later loading of the adapter. Raise `UsageError` for modules that the model does not have, or
-    that cannot be adapted.
+    torch's global generator initializes A. `base` is the name or directory of the model, which is stored in
+    the adapter's configuration. Raise `UsageError` for modules that the model does not have, or that cannot
+    be adapted.
     """
     _check_targets(model, config.target_modules)
     peft_config = LoraConfig(
@@ -53,9 +51,9 @@ def add_adapter(model: PreTrainedModel, config: LoRAConfig, *, base: str, frozen
 
 @contextmanager
 def without_adapter(model: nn.Module) -> Iterator[None]:
-    """Run the context with the adapter disabled. The base model is available without a second copy."""
+    """Disable the adapter inside this context. The model then computes like the base model."""
     parts = [m for m in model.modules() if isinstance(m, BaseTunerLayer | AuxiliaryTrainingWrapper)]
-    # peft's `enable_adapters` would change `requires_grad`, and a sharded model keeps copies of it
+    # peft's `enable_adapters` would change `requires_grad`, which a sharded model has copied before
     for part in parts:
         part._disable_adapters = True
     try:

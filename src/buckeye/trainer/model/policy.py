@@ -1,4 +1,4 @@
-"""Policy: a transformers causal language model, run on packed rows of samples."""
+"""Policy: a causal language model of transformers that computes log-probs of packed rows of samples."""
 
 from __future__ import annotations
 
@@ -29,12 +29,10 @@ ComputeDtype = Literal["auto", "float32", "bfloat16"]
 
 
 class PolicyNetwork(nn.Module):
-    """Model with its chunked output head.
+    """Module that computes the log-probs of tokens. Its `forward` uses all parameters, as sharding requires.
 
-    Sharding needs one root module, whose forward call uses all parameters.
-
-    `device` is where it computes. `compute_dtype` is the dtype of the layers' computation; the parameters
-    stay float32. `flash` selects CUDA's variable-length attention.
+    The model computes on `device`, its layers in `compute_dtype`. Trained parameters are float32. `flash`
+    selects the variable-length attention of CUDA.
     """
 
     def __init__(
@@ -47,18 +45,19 @@ class PolicyNetwork(nn.Module):
         self.flash = flash
 
     def forward(self, row: PackedMicroBatch, temperatures: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the log-prob of each of a row's N targets, and the entropy of its distribution.
+        """Return the log-prob of each of the N targets of a row, and the entropy of its distribution.
 
-        Both are [N] and differentiable. `temperatures` is f32[N].
+        Both tensors are [N] and differentiable. `temperatures` is f32[N].
         """
         hidden = self.run_layers(row).index_select(0, row.sources)
-        with torch.autocast(hidden.device.type, enabled=False):  # autocast would sum entropies in bfloat16
+        with torch.autocast(hidden.device.type, enabled=False):  # autocast would add entropies in bfloat16
             return token_logprobs(hidden, self.head_weight, row.targets, temperatures)
 
     def hidden_states(self, token_ids: Tensor, lengths: Sequence[int]) -> Tensor:
-        """Return the final hidden states [tokens, hidden] of concatenated samples.
+        """Return the final hidden states [tokens, hidden] of samples.
 
-        `token_ids` is i64[tokens]. FSDP treats this method as a second `forward`.
+        `token_ids` i64[tokens] has the tokens of all samples, which have the given `lengths`. FSDP treats
+        this method like `forward`.
         """
         samples = [ids.int().numpy() for ids in token_ids.cpu().split(list(lengths))]
         masks = [np.zeros(len(ids), np.bool_) for ids in samples]
@@ -82,7 +81,8 @@ class PolicyNetwork(nn.Module):
     def cast_weights(self) -> AbstractContextManager[Any]:
         """Return a context in which weights are cast to the compute dtype once, not in every forward pass.
 
-        Leave the context before the weights change. Do not mix passes with and without gradient inside.
+        Leave the context before the weights change. In one context, run forward passes either all with or all
+        without gradient.
         """
         return torch.autocast(self.device.type, self.compute_dtype, enabled=self._is_mixed)
 
@@ -106,26 +106,26 @@ class PolicyNetwork(nn.Module):
 
     @property
     def embedding_names(self) -> set[str]:
-        """Names of the input embedding and the output projection among `trainable`."""
+        """Names of the input embedding and of the output projection, if they are trained."""
         embeddings = (self.model.get_input_embeddings().weight, self.model.get_output_embeddings().weight)
         return {name for name, p in self.trainable.items() if any(p is weight for weight in embeddings)}
 
     @property
     def matrix_elements(self) -> int:
-        """Number of matrix elements that each token is multiplied with.
+        """Number of elements of all matrices that the model multiplies with the state of each token.
 
-        An embedding lookup does not multiply.
+        The input embedding is not included, because the model does not multiply with it.
         """
         return sum(matrix.numel() for matrix in self._multiplied_matrices)
 
     @property
     def frozen_matrix_elements(self) -> int:
-        """Number of `matrix_elements` without a gradient; with an adapter, most of them."""
+        """Number of `matrix_elements` that are not trained. With an adapter, most are not trained."""
         return sum(matrix.numel() for matrix in self._multiplied_matrices if not matrix.requires_grad)
 
     @property
     def pair_cost(self) -> float:
-        """Attention cost of a token per token that it sees, relative to its other cost."""
+        """Cost of attention per pair of tokens, divided by the cost of a token without attention."""
         config = self.model.config
         heads = config.num_attention_heads
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
@@ -140,19 +140,19 @@ class PolicyNetwork(nn.Module):
             for name, parameter in self.model.named_parameters()
             if parameter.dim() >= 2
             and (is_tied or parameter is not embedding)
-            and ".original_module." not in name  # an adapter uses its own copy instead
+            and ".original_module." not in name  # the model computes with the adapter's copy of this module
         ]
 
     @property
     def trainable(self) -> dict[str, nn.Parameter]:
-        """Trainable parameters by name; a shared parameter appears once."""
+        """Trainable parameters by name. A parameter that two modules share appears once."""
         return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
 
 
 def pick_device(choice: str, local_rank: int = 0) -> torch.device:
-    """Return `auto`, `cpu` or `cuda` as a device; on CUDA the GPU of the rank.
+    """Return the device for the setting `auto`, `cpu` or `cuda`. With CUDA it is GPU number `local_rank`.
 
-    Raise `UsageError` without such a GPU.
+    Raise `UsageError` if this GPU does not exist.
     """
     if choice == "cpu" or (choice == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
@@ -175,11 +175,11 @@ def load_policy(
     sharded: bool = False,
     frozen: bool = False,
 ) -> PolicyNetwork:
-    """Load a model directory or hub name in float32.
+    """Load the model of a local directory or a hub name in float32.
 
-    A `sharded` model stays in main memory until it is sharded. A `frozen` model is loaded in the compute
-    dtype or, if that is narrower, in the stored dtype. So a float32 copy never exists. Raise `UsageError` if
-    the model does not exist or cannot be trained.
+    With `sharded`, the model stays in main memory, and the caller shards it. With `frozen`, the model is
+    loaded in the compute dtype or in its stored dtype, to save memory. Raise `UsageError` if the model does
+    not exist or cannot be trained.
     """
     transformers_logging.disable_progress_bar()
     config = read_trainable_config(name)
@@ -205,10 +205,9 @@ def load_policy(
 
 
 def read_trainable_config(name: str) -> PreTrainedConfig:
-    """Return the configuration of a model directory or hub name, checked to be trainable.
+    """Return the configuration of the model of a local directory or a hub name.
 
-    Raise `UsageError` if the model cannot be trained, or if `config.json` does not match the weights next to
-    it.
+    Raise `UsageError` if the model cannot be trained, or if a size in `config.json` does not fit the weights.
     """
     try:
         if (Path(name) / "config.json").is_file():
@@ -223,12 +222,13 @@ def read_trainable_config(name: str) -> PreTrainedConfig:
 def make_policy(
     model: PreTrainedModel, name: str, device: torch.device, *, flash: bool, compute_dtype: ComputeDtype
 ) -> PolicyNetwork:
-    """Return a policy of a model; `name` is for messages.
+    """Return the policy of a loaded model. Error messages contain its `name`.
 
-    `flash` requests CUDA's variable-length attention, where available.
+    With `flash`, use the variable-length attention of CUDA if it is available.
 
-    Raise `UsageError` if the output layer has a bias, or is separate although the configuration ties it to
-    the embedding. Readers of published weights would ignore both.
+    Raise `UsageError` if the output layer has a bias. Also raise it if the output layer is separate, although
+    the configuration ties it to the embedding. Engines would ignore such a bias or layer in published
+    weights.
     """
     head = model.get_output_embeddings()
     if head is None or head.bias is not None:
@@ -262,9 +262,9 @@ def _frozen_dtype(compute_dtype: ComputeDtype, device: torch.device) -> torch.dt
 
 
 def _enable_padding_gradient(model: PreTrainedModel) -> None:
-    """Give the embedding row of the padding token a gradient.
+    """Enable the gradient of the padding token's embedding.
 
-    Rows are packed without padding, and in many models the padding token also ends a turn.
+    Packed rows have no padding, and in many models the padding token also ends a turn.
     """
     for module in model.modules():
         if isinstance(module, nn.Embedding):

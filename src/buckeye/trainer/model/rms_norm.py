@@ -1,9 +1,10 @@
-"""Root-mean-square layer norm in two passes over its input instead of nine.
+"""Root-mean-square norm that reads its input twice, while transformers' norm reads it nine times.
 
     y = w x r        r = (mean(x^2) + eps)^(-1/2)        dx = r (w g - x r mean(g y))        dw = sum(g x r)
 
-(Zhang and Sennrich 2019, arXiv 1910.07467). The backward pass is torch's layer-norm backward with a mean of
-0. That kernel also subtracts r mean(w g), so the term is added back.
+Here g is the gradient of y (Zhang and Sennrich 2019, arXiv 1910.07467). The backward pass calls torch's
+kernel for layer norm with a mean of 0. This kernel also subtracts r mean(w g), which the backward pass adds
+again.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _SAME_FORMULA = ("LlamaRMSNorm", "MistralRMSNorm", "Qwen2RMSNorm", "Qwen3RMSNorm
 
 
 class RMSNorm(nn.Module):
-    """Norm of the Llama and Qwen families. Computes in float32 or better and returns the input's dtype."""
+    """Norm of the Llama and Qwen families, computed in float32 or better. It returns the input's dtype."""
 
     def __init__(self, weight: nn.Parameter, epsilon: float) -> None:
         super().__init__()
@@ -30,7 +31,7 @@ class RMSNorm(nn.Module):
 
 
 def replace_norms(model: nn.Module) -> None:
-    """Replace transformers' norm modules of equal formula with `RMSNorm`. Parameter names stay unchanged."""
+    """Replace the norms of Llama, Mistral and Qwen with `RMSNorm`. The names of parameters do not change."""
     for module in list(model.modules()):
         for name, child in module.named_children():
             if type(child).__name__ in _SAME_FORMULA:
@@ -61,7 +62,7 @@ class _RMSNorm(torch.autograd.Function):
             None,
             [True, ctx.needs_input_grad[1], False],
         )
-        # written without a matrix product, because autocast would round the result
+        # not a matrix product, because autocast would round its result
         mean = (gradient * factor).sum(-1, keepdim=True).div_(width)
         d_weight = d_weight.to(weight.dtype) if ctx.needs_input_grad[1] else None
         return d_hidden.addcmul_(scale, mean).to(hidden.dtype), d_weight, None

@@ -1,10 +1,10 @@
-"""Attention of many short segments as batched matrix products.
+"""Attention within many short segments, computed with batched matrix products.
 
 With scores S = scale * Q K^T + mask, P = softmax(S) and O = P V:
 
     dV = P^T dO      dS = P * (dO V^T - rowsum(dO * O))      dQ = scale * dS K      dK = scale * dS^T Q
 
-P is kept for the backward pass, in the inputs' dtype.
+The forward pass stores P for the backward pass, in the dtype of the inputs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 def short_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float) -> Tensor:
     """Return the attention output [segments, length, heads, dim].
 
-    `query` has the shape of the output; `key` and `value` are [segments, keys, key-value heads, dim]; `mask`
+    `query` has the shape of the output. `key` and `value` are [segments, keys, key-value heads, dim]. `mask`
     f32[1 or segments, length, keys] is added to the scores.
     """
     return _ShortAttention.apply(query, key, value, mask, scale)

@@ -1,7 +1,4 @@
-"""Small Qwen3-architecture model with random weights, and a tokenizer trained on a given corpus.
-
-It is a complete Hugging Face model for demonstrations and tests.
-"""
+"""Small Qwen3 model with random weights, and a tokenizer trained on given texts, for the demo and tests."""
 
 from __future__ import annotations
 
@@ -29,7 +26,7 @@ _TAG = re.compile(r"</?[a-z]+>")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TinySize:
-    """Configurable sizes. The others are fixed: head size 64, half as many key-value heads, MLP 3x."""
+    """Sizes of the model. The head size is 64, the MLP has size 3 * `hidden`, two query heads share a key."""
 
     vocab_size: int = 1024
     layers: int = 4
@@ -69,9 +66,10 @@ def make_tiny_model(directory: Path, *, texts: Sequence[str], size: TinySize, se
 def train_tokenizer(texts: Sequence[str], *, vocab_size: int) -> Any:
     """Return a byte-level BPE tokenizer with a ChatML template.
 
-    Merges happen only within words that follow a space. After a quotation mark or a tag, letters stay single
-    tokens, so the model sees the spelling of a word that it must inflect. Every letter of `texts` is one
-    token, also a multi-byte letter, and so is every tag (`<answer>`) that most texts use.
+    Only words after a space or at the start of a line become tokens of several letters. In other words, such
+    as words after a quotation mark or a tag, each letter is a token, so that the model sees the spelling.
+    Every letter of `texts` is one token, including multi-byte letters. Every tag that at least half of the
+    texts use, such as `<answer>`, is one token.
     """
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
@@ -108,7 +106,7 @@ def common_tags(texts: Sequence[str]) -> list[str]:
 
 
 def _training_texts(texts: Sequence[str]) -> Iterable[str]:
-    """Yield the multi-byte letters, often enough that their bytes are merged first, then the corpus."""
+    """Yield each multi-byte letter many times, so that its bytes are merged first, and then the texts."""
     letters = {char for text in texts for char in text if ord(char) > 127}
     repetitions = sum(len(text) for text in texts) // 4 + 2
     for letter in sorted(letters):

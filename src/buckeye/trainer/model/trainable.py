@@ -1,4 +1,4 @@
-"""Check of a model's configuration, before the weights are loaded: can the model be trained?"""
+"""Check whether the trainer supports a model, from the model's configuration."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ FAMILIES = (
     *("bitnet", "diffllama", "iquestcoder", "jais2", "persimmon"),
     *("gpt2", "gpt_bigcode", "gpt_neox", "opt", "biogpt"),
 )
-"""Supported values of `model_type`: packed rows of these families were compared with transformers.
+"""Supported values of `model_type`. Log-probs of packed rows were compared with transformers for these
+families.
 
-Others mix the samples of a row (recurrent and convolutional layers, position biases), or scale logits after
-the output projection.
+Some other families have recurrent or convolutional layers, or position biases, which would mix the samples of
+a row. Some scale logits after the output projection, which the trainer does not support.
 """
 
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
@@ -36,9 +37,9 @@ _ROPE_OF_LENGTH = ("dynamic", "longrope")
 
 
 def untrainable_reasons(config: Mapping[str, Any]) -> list[str]:
-    """Return the reasons why a model cannot be trained, with keys and values; empty if it can.
+    """Return the reasons why a model cannot be trained, with keys and values of its configuration.
 
-    The configuration is a `config.json` or one of transformers.
+    `config` is the content of `config.json`, or a configuration of transformers as a dictionary.
     """
     experts = [*_expert_reasons(config)]
     family = config.get("model_type")
@@ -51,9 +52,9 @@ def untrainable_reasons(config: Mapping[str, Any]) -> list[str]:
 
 
 def check_trainable(name: str, config: Mapping[str, Any] | None = None) -> None:
-    """Raise `UsageError` with every reason why a model cannot be trained.
+    """Raise `UsageError` with all reasons if a model cannot be trained.
 
-    Without a `config`, read that of the model directory `name`.
+    If `config` is None, read `config.json` in the model directory `name`.
     """
     reasons = untrainable_reasons(read_model_config(Path(name) / "config.json") if config is None else config)
     if reasons:
@@ -65,7 +66,7 @@ def check_trainable(name: str, config: Mapping[str, Any] | None = None) -> None:
 
 
 def model_load_error(name: str, error: Exception) -> UsageError:
-    """Return the error for a model directory or hub name that cannot be loaded because of `error`."""
+    """Return the `UsageError` for a model that cannot be loaded because of `error`."""
     what = f"the model {name!r} cannot be loaded"
     if isinstance(error, BuckeyeError):
         return UsageError(f"{what}: {error.message}", code=error.code, at=error.at, hint=error.hint)
@@ -74,7 +75,7 @@ def model_load_error(name: str, error: Exception) -> UsageError:
 
 
 def _expert_reasons(config: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a reason for each expert setting of the configuration or of its parts."""
+    """Yield a reason for each setting of a mixture of experts."""
     for part in (config, *(value for value in config.values() if isinstance(value, Mapping))):
         for key in _EXPERTS:
             if part.get(key):
@@ -105,6 +106,6 @@ def _packing_reasons(config: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _rope_kinds(rope: Mapping[str, Any]) -> Iterator[Any]:
-    """Yield the rope type, or one for each kind of layer."""
+    """Yield the rope type of the model, or of each kind of layer."""
     for part in (rope, *(value for value in rope.values() if isinstance(value, Mapping))):
         yield part.get("rope_type", part.get("type"))

@@ -29,22 +29,23 @@ from buckeye.trainer.parallel.ranks import TENSOR, Ranks
 
 _BUCKET_ELEMENTS = 16 * 2**20  # 64 MiB of float32
 
-# Each tensor-parallel rank has a part of these gradients, from its own heads: they are summed, not averaged.
+# Each tensor-parallel rank has only the part of these gradients from its own heads. So they are summed, not
+# averaged.
 _PARTIAL_GRADIENTS = ("q_norm.weight", "k_norm.weight")
 
 
 class ShardedMuon(torch.optim.Muon):
-    """Muon for matrices that are sharded among ranks.
+    """Muon optimizer for matrices that are sharded among ranks.
 
-    Orthogonalization needs the whole matrix: every rank gathers one matrix at a time and keeps its shard of
-    the result.
+    Orthogonalization needs the whole matrix. So every rank gathers one matrix at a time, and keeps its shard
+    of the result.
     """
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """Update every matrix that has a gradient.
 
-        All ranks must call it in the same order; `closure` is not called.
+        All ranks must call this method. `closure` is never called.
         """
         for group in self.param_groups:
             for parameter in group["params"]:
@@ -55,7 +56,7 @@ class ShardedMuon(torch.optim.Muon):
         return None
 
     def _momentum_gradient(self, parameter: nn.Parameter, group: dict[str, Any]) -> Tensor:
-        """Return the gradient after momentum, unsharded."""
+        """Return the unsharded gradient of a parameter, with momentum."""
         gradient, state = parameter.grad, self.state[parameter]
         assert gradient is not None
         if "momentum_buffer" not in state:
@@ -64,7 +65,7 @@ class ShardedMuon(torch.optim.Muon):
         return gather_tensor(gradient.lerp(buffer, group["momentum"]) if group["nesterov"] else buffer)
 
     def _muon_update(self, gradient: Tensor, group: dict[str, Any]) -> Tensor:
-        """Return Muon's update for this gradient, without momentum and weight decay; torch computes it."""
+        """Return the update that torch's Muon computes for a gradient, without momentum and weight decay."""
         change = torch.zeros_like(gradient)
         change.grad = gradient
         settings = {key: group[key] for key in ("lr", "ns_coefficients", "eps", "ns_steps", "adjust_lr_fn")}
@@ -76,10 +77,10 @@ class ShardedMuon(torch.optim.Muon):
 class LearningRateSchedule:
     """Learning rate by optimizer step.
 
-    Warm-up rises linearly and reaches `peak` at its last step. `linear` falls from `peak` to `min_lr` over
-    the last `decay` of `max_steps` steps. `cosine` falls along half a cosine over all steps after the
-    warm-up. Both reach `min_lr` at step `max_steps`, the first step after training; without
-    `max_steps` they do not fall. `constant` is always `peak`.
+    `constant` is always `peak`. `linear` and `cosine` start with a warm-up, in which the learning rate rises
+    linearly and reaches `peak` at the last step. `linear` falls from `peak` to `min_lr` in the last `decay`
+    steps before `max_steps`. `cosine` falls along half a cosine from the end of the warm-up to `max_steps`.
+    Without `max_steps`, the learning rate does not fall.
     """
 
     config: SchedulerConfig
@@ -104,7 +105,7 @@ class LearningRateSchedule:
 
 
 class NamedOptimizer:
-    """One or more torch optimizers over named parameters, used as one."""
+    """One or more torch optimizers with one interface. Their state has the names of the parameters."""
 
     def __init__(
         self, parameters: Mapping[str, nn.Parameter], parts: list[torch.optim.Optimizer], *, kind: str
@@ -121,7 +122,7 @@ class NamedOptimizer:
             part.step()
 
     def state(self) -> dict[str, Tensor]:
-        """Return every state tensor as `<parameter name>/<kind>.<state name>`.
+        """Return the state tensors by name: `<parameter name>/<kind>.<state name>`.
 
         The result is empty before the first step.
         """
@@ -136,9 +137,9 @@ class NamedOptimizer:
         }
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Restore the result of `state()`.
+        """Restore a state that `state` returned.
 
-        Raise `CheckpointError` if it belongs to other parameters, or to another kind of optimizer.
+        Raise `CheckpointError` if the state is for other parameters, or for another kind of optimizer.
         """
         unknown = {key.rpartition("/")[0] for key in state} - set(self._names.values())
         if unknown:
@@ -158,7 +159,7 @@ class NamedOptimizer:
         by_parameter: dict[str, dict[str, Any]] = {}
         for key, value in state.items():
             name, _, entry = key.rpartition("/")
-            # torch's optimizers count steps in float tensors, the 8-bit optimizer in an int
+            # torch's optimizers count steps in a float tensor; the 8-bit optimizer counts in an int
             is_int = value.dim() == 0 and not value.is_floating_point()
             by_parameter.setdefault(name, {})[entry.rpartition(".")[2]] = int(value) if is_int else value
         for part in self._parts:
@@ -171,14 +172,15 @@ class NamedOptimizer:
 def build_optimizer(
     parameters: Mapping[str, nn.Parameter], config: OptimizerConfig, *, embeddings: Collection[str] = ()
 ) -> NamedOptimizer:
-    """Return an optimizer that gets its learning rate with each step. Only matrices have weight decay.
+    """Return the optimizer of `config`. Only matrices have weight decay.
 
-    `muon` orthogonalizes the momentum of the hidden matrices (Jordan et al. 2024), scaled so that its updates
-    have AdamW's size (Liu et al. 2025, arXiv 2502.16982, "match_rms_adamw"); vectors and `embeddings` (names)
-    use AdamW. `adamw8bit` keeps both moments in 8 bits per element, with a scale per block (Dettmers et al.
-    2022, arXiv 2110.02861). This excludes tensors under 4,096 elements.
+    `muon` orthogonalizes the momentum of matrices (Jordan et al. 2024), and scales it so that the updates are
+    as large as AdamW's (Liu et al. 2025, arXiv 2502.16982, "match_rms_adamw"). Vectors and the parameters
+    named in `embeddings` use AdamW.
 
-    Raise `UsageError` if `adamw8bit` cannot run.
+    `adamw8bit` stores both moments in 8 bits per element, with a scale per block (Dettmers et al. 2022, arXiv
+    2110.02861). Tensors with fewer than 4,096 elements have moments in 32 bits. Raise `UsageError` if the
+    model is sharded, or bitsandbytes is not installed.
     """
 
     def groups_of(names: Collection[str]) -> list[dict[str, object]]:
@@ -212,9 +214,10 @@ def build_optimizer(
 def sum_gradients(
     parameters: Mapping[str, nn.Parameter], ranks: Ranks, *, dtype: torch.dtype = torch.float32
 ) -> None:
-    """Sum every gradient over the whole batch; a missing gradient counts as zero.
+    """Sum every gradient over all ranks. A missing gradient counts as zero.
 
-    Ranks without a mesh exchange gradients as `dtype`, tensor-parallel ranks always as float32.
+    Ranks with whole copies of the model exchange gradients as `dtype`. Tensor-parallel ranks exchange
+    float32.
     """
     for parameter in parameters.values():
         if parameter.grad is None:
@@ -229,7 +232,7 @@ def sum_gradients(
 def gradient_norm(parameters: Iterable[nn.Parameter], ranks: Ranks) -> float:
     """Return the Euclidean norm of the whole gradient, equal on all ranks.
 
-    It is not finite if any element is not.
+    The norm is not finite if any element of the gradient is not finite.
     """
     groups: dict[tuple[str, ...], list[Tensor]] = {}
     for parameter in parameters:
@@ -245,7 +248,7 @@ def gradient_norm(parameters: Iterable[nn.Parameter], ranks: Ranks) -> float:
 
 
 def clip_gradients(parameters: Iterable[nn.Parameter], norm: float, limit: float | None) -> None:
-    """Scale a gradient of length `norm` down to `limit`, if it is longer. None: no limit."""
+    """Scale the gradient by `limit / norm` if its norm exceeds `limit`. None: no limit."""
     if limit is not None and norm > limit:
         torch._foreach_mul_([_gradient(p) for p in parameters], limit / norm)
 
@@ -275,16 +278,15 @@ def _torch_groups(parameters: Sequence[nn.Parameter], weight_decay: float) -> li
 
 
 def _parameter_indices(part: torch.optim.Optimizer) -> dict[nn.Parameter, int]:
-    """Return each parameter's index in `state_dict`: its order over the groups."""
+    """Return the index that `state_dict` uses for each parameter."""
     ordered = [parameter for group in part.param_groups for parameter in group["params"]]
     return {parameter: index for index, parameter in enumerate(ordered)}
 
 
 def _reduce_replicated(parameters: Mapping[str, nn.Parameter], ranks: Ranks, mesh: DeviceMesh) -> None:
-    """Complete the gradients of parameters that every tensor-parallel rank holds whole.
+    """Make the gradients of parameters that are not sharded equal on all tensor-parallel ranks.
 
-    Partial gradients are summed. The other gradients differ only by rounding. They are averaged, so that the
-    copies of a parameter stay equal.
+    Partial gradients are summed. The other gradients differ between ranks only by rounding, and are averaged.
     """
     replicated = {name: p for name, p in parameters.items() if TENSOR not in _sharded_dimensions(p)}
     for name, parameter in replicated.items():

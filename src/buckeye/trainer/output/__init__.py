@@ -1,1 +1,1 @@
-"""Files that a trainer writes: weights, checkpoints, exports."""
+"""Files that the trainer writes: weights, checkpoints and exported models."""

@@ -1,4 +1,4 @@
-"""Export of a checkpoint as a model: written, loaded again by transformers, and compared."""
+"""Export of a checkpoint as a model. The exported model is loaded with transformers and compared."""
 
 from __future__ import annotations
 
@@ -28,30 +28,30 @@ from buckeye.transport.checkpoint import MODEL_DIRECTORY
 
 _PASSAGES = 4
 _CONTEXT = 1024
-"""Maximum number of tokens of a passage that the models read: its last ones."""
+"""Maximum number of tokens at the end of a passage that the models read."""
 _COMPARED = 128
-"""Number of last tokens of a passage at which the two models are compared. At each one the whole next-token
-distribution is compared; with a vocabulary of 150,000 a passage takes 80 MB.
+"""Number of tokens at the end of a passage at which the next-token distributions of the models are compared.
+With a vocabulary of 150,000 tokens, the distributions of a passage take 80 MB.
 """
 _ROUNDING_FLOAT32 = 1e-5
-"""Largest KL divergence that rounding explains if weights are stored as they were trained. Log-probs differ
-by about 1e-5, which gives a divergence of 5e-11. Summing in float32 adds 1e-6.
+"""Maximum KL divergence for weights in float32. Rounding changes log-probs by about 1e-5, which gives a
+divergence of 5e-11. Addition in float32 gives up to 1e-6.
 """
 _ROUNDING_HALF = 0.2
-"""Largest KL divergence that rounding to 16 bits explains. A log-prob moves by sqrt(2 * 0.2) = 0.6: a token
-becomes nearly twice or half as likely. A larger divergence means another policy, regardless of its cause.
+"""Maximum KL divergence for weights in 16 bits. At this limit, log-probs change by about sqrt(2 * 0.2) = 0.6,
+so probabilities nearly double or halve. A larger divergence means another policy.
 """
 
 _Distributions = Callable[[Sequence[int]], Tensor]
-"""Function: token ids -> next-token log-probs [tokens, vocabulary], float32, after each of the last ids."""
+"""Function that returns the next-token log-probs [tokens, vocabulary], float32, after the last token ids."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ComparisonTexts:
     """Texts for the comparison of two models.
 
-    Either `texts` as a model reads them, or conversations (`chats`), or neither. `source` describes them in
-    messages.
+    Either `texts`, which are not changed by a chat template, or conversations (`chats`), or neither. Messages
+    describe the texts by `source`.
     """
 
     texts: Sequence[str] = ()
@@ -63,8 +63,8 @@ class ComparisonTexts:
 class Verified:
     """Result of loading an exported model.
 
-    `divergence` is KL(checkpoint || exported) of the next token in nats per token, the mean over `tokens`
-    positions of `source`. `dtype` is the stored dtype of the weights.
+    `divergence` is KL(checkpoint || exported) of the next token in nats, as a mean over `tokens` positions of
+    the texts `source`. `dtype` is the stored dtype of the weights.
     """
 
     dtype: str
@@ -80,9 +80,10 @@ class Verified:
 
 
 def write_model(state: Path, out: Path, *, dtype: str | None, passages: ComparisonTexts) -> Verified:
-    """Write the model of a checkpoint's trainer part to `out` as `dtype` (None: as trained).
+    """Write the model of a checkpoint to `out` as `dtype`, and verify it on `passages`.
 
-    Verify it on `passages`. Raise `RunError` if the written model differs.
+    `state` is the trainer's directory in the checkpoint. If `dtype` is None, the weights are float32. Raise
+    `RunError` if the written model differs from the checkpoint.
     """
     source = state / MODEL_DIRECTORY
     policy = load_policy(str(source), torch.device("cpu"), compute_dtype="float32")
@@ -94,9 +95,9 @@ def write_model(state: Path, out: Path, *, dtype: str | None, passages: Comparis
 
 
 def write_merged(state: Path, out: Path, *, base: Path, passages: ComparisonTexts) -> Verified:
-    """Write the model of an adapter checkpoint to `out`, merged into `base`, and verify it on `passages`.
+    """Merge the adapter of a checkpoint into `base`, write the model to `out`, and verify it on `passages`.
 
-    Raise `RunError` if the written model differs.
+    Raise `RunError` if the written model differs from the checkpoint.
     """
     adapter = state / ADAPTER_DIRECTORY
     reference = _adapter_reference(base, adapter, passages)
@@ -110,8 +111,9 @@ def write_adapter(
 ) -> Verified:
     """Write the adapter of a checkpoint to `out` in peft's format, and verify it on `passages`.
 
-    Its configuration names `base_name` as the base: a directory, or a hub name with a `revision`. Raise
-    `UsageError` if `base` is another model, `RunError` if the written adapter differs.
+    Its configuration names `base_name` as the base model: a directory, or a hub name with a `revision`. Raise
+    `UsageError` if the adapter was trained on another model than `base`. Raise `RunError` if the written
+    adapter differs from the checkpoint.
     """
     adapter = state / ADAPTER_DIRECTORY
     check_adapter_base(adapter, str(base))
@@ -132,12 +134,12 @@ def write_adapter(
 
 
 def is_adapter_checkpoint(state: Path) -> bool:
-    """Return True if a checkpoint's trainer part holds an adapter instead of a model."""
+    """Return True if the trainer's directory `state` in a checkpoint has an adapter instead of a model."""
     return (state / ADAPTER_DIRECTORY).is_dir()
 
 
 class _Reference:
-    """Next-token distributions of a checkpoint's model on passages."""
+    """Next-token distributions of the model of a checkpoint, for comparison with the exported model."""
 
     def __init__(
         self, model: _Distributions, tokenizer: Path, passages: ComparisonTexts, config: Any
@@ -151,9 +153,9 @@ class _Reference:
         self._expected = [model(ids) for ids in self._passages]
 
     def verify(self, model: Any, directory: Path) -> Verified:
-        """Compare with a transformers model that was written to `directory`, and load its tokenizer.
+        """Compare the checkpoint with a transformers model that was loaded from `directory`.
 
-        Raise `RunError` if the distributions differ.
+        Also load the tokenizer. Raise `RunError` if the distributions differ.
         """
         AutoTokenizer.from_pretrained(directory)
         stored = _stored_dtype(directory)
@@ -164,7 +166,7 @@ class _Reference:
             tokens += len(expected)
         divergence = max(0.0, total / tokens) if total == total else total  # rounding may make it negative
         limit = _ROUNDING_FLOAT32 if stored == "float32" else _ROUNDING_HALF
-        if not divergence <= limit:  # written so that NaN is rejected too
+        if not divergence <= limit:  # also true for NaN
             raise RunError(
                 f"the exported model differs from the checkpoint: KL divergence {divergence:.2g} nats a "
                 f"token on {tokens} tokens of {self._source}; rounding to {stored} explains at most "
@@ -175,7 +177,7 @@ class _Reference:
 
 
 def _token_ids(passages: ComparisonTexts, tokenizer: Path) -> list[list[int]]:
-    """Return the token ids of the passages. Skip those that the chat template rejects."""
+    """Return the token ids of the passages. Skip chats if the chat template rejects one of them."""
     encode = AutoTokenizer.from_pretrained(tokenizer).encode
     token_ids = [encode(text, add_special_tokens=False) for text in passages.texts[:_PASSAGES]]
     if passages.chats:
@@ -194,7 +196,7 @@ def _adapter_reference(base: Path, adapter: Path, passages: ComparisonTexts) -> 
 
 
 def _load_adapted_model(base: Path, adapter: Path) -> Any:
-    from peft import PeftModel  # importing takes seconds
+    from peft import PeftModel  # the import takes seconds
 
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
     return PeftModel.from_pretrained(model, str(adapter))
@@ -220,6 +222,6 @@ def _model_distributions(model: Any) -> _Distributions:
 
 
 def _stored_dtype(directory: Path) -> str:
-    """Return the dtype of the stored weights of a directory; an adapter is always float32."""
+    """Return the dtype of the weights in a directory. An adapter is always float32."""
     config = directory / "config.json"
     return str(json.loads(config.read_text(encoding="utf-8"))["dtype"]) if config.exists() else "float32"

@@ -1,4 +1,4 @@
-"""Export of a model as a complete Hugging Face directory."""
+"""Functions that write a model directory in Hugging Face's format, and read and write tokenizer files."""
 
 from __future__ import annotations
 
@@ -30,11 +30,10 @@ _TOKENIZER_FILES = (
 
 
 def read_tokenizer_files(name: str) -> dict[str, bytes]:
-    """Return the tokenizer files of a model directory or hub name, as name -> content.
+    """Return names and contents of the tokenizer files and chat templates of a model directory or hub name.
 
-    All chat templates are included. Raise `UsageError` for a link to a file outside the directory.
-
-    The contents stay in memory, because the source may be a checkpoint that is deleted later.
+    The contents are in memory, because the directory may be a checkpoint that is deleted later. Raise
+    `UsageError` for a link to a file outside the directory.
     """
     folder = Path(name)
     if folder.is_dir():
@@ -58,7 +57,7 @@ def read_tokenizer_files(name: str) -> dict[str, bytes]:
 
 
 def write_tokenizer_files(directory: Path, contents: Mapping[str, bytes]) -> None:
-    """Write what `read_tokenizer_files` has read."""
+    """Write files with the given names and contents, as `read_tokenizer_files` returns them."""
     for name, content in contents.items():
         (directory / name).parent.mkdir(parents=True, exist_ok=True)
         (directory / name).write_bytes(content)
@@ -72,11 +71,10 @@ def save_model(
     dtype: torch.dtype,
     tensors: Mapping[str, Tensor] | None = None,
 ) -> None:
-    """Write `model` to `directory`: safetensors, configuration, generation configuration and tokenizer files.
+    """Write `model` to `directory`: weights, configuration, generation configuration and tokenizer files.
 
-    The safetensors files are shards of 256 MB, so that several are hashed in parallel. Floating-point tensors
-    are stored as `dtype`. `tensors` are the model's tensors, already gathered as `dtype`, if the model is
-    sharded.
+    Floating-point tensors are stored as `dtype`. If the model is sharded, `tensors` must have its tensors,
+    gathered and converted to `dtype`. The weights are files of up to 256 MB, which can be hashed in parallel.
     """
     if tensors is None:
         tensors = gather_tensors(model.state_dict(keep_vars=True), keep=True, dtype=dtype)
@@ -91,7 +89,7 @@ def _is_tokenizer_file(file: str) -> bool:
 
 
 def _write_dtype(config: Path, dtype: torch.dtype) -> None:
-    # transformers writes the dtype of the parameters in memory, not the stored one
+    # transformers writes the dtype of the parameters in memory, which may differ from the stored dtype
     content = json.loads(config.read_text(encoding="utf-8"))
     content["dtype"] = str(dtype).removeprefix("torch.")
     config.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

@@ -1,8 +1,8 @@
-"""Training state: captured in memory, written later, and read by any number of ranks.
+"""Training state in checkpoints: a copy in memory, its files, and their loading on any number of ranks.
 
-The trainer's part of a checkpoint has `model/` (Hugging Face, float32) or `adapter/` (peft),
-`optimizer.safetensors`, `random.safetensors` and `progress.json`. If the model is sharded, the optimizer is
-in `optimizer/`, one file per rank.
+The trainer's directory of a checkpoint has `model/` (Hugging Face, float32) or `adapter/` (peft),
+`optimizer.safetensors`, `random.safetensors` and `progress.json`. If the model is sharded, `optimizer/` has
+one file per rank instead of `optimizer.safetensors`.
 """
 
 from __future__ import annotations
@@ -31,10 +31,11 @@ OPTIMIZER_DIRECTORY = "optimizer"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingState:
-    """Training state after a step, in main memory.
+    """Copy of the training state after a step, in main memory.
 
-    `model` has unsharded tensors by name, on rank 0. `optimizer` has unsharded tensors on rank 0, or, with
-    `is_sharded`, this rank's shards. `random` has the generator states of all ranks.
+    On rank 0, `model` has the unsharded tensors by name; on other ranks it is empty. With `is_sharded`,
+    `optimizer` has the shards of this rank; otherwise it is like `model`. `random` has the states of the
+    random generators of all ranks.
     """
 
     progress: TrainingProgress
@@ -45,7 +46,7 @@ class TrainingState:
 
 
 def capture_state(learner: Learner) -> TrainingState:
-    """Copy the current state, so that training can continue. All ranks must call it."""
+    """Copy the current training state to main memory. All ranks must call this function."""
     random = _gather_random_states(learner.ranks, learner.policy.device)
     model, optimizer = learner.local_tensors(), learner.optimizer.state()
     is_sharded = is_model_sharded(learner.ranks) and not has_adapter(learner.policy.model)
@@ -60,7 +61,7 @@ def capture_state(learner: Learner) -> TrainingState:
 
 
 def write_state(learner: Learner, directory: Path, captured: TrainingState) -> None:
-    """Write rank 0's files of a captured state: everything except the optimizer's shards."""
+    """Write the files of a captured state, except the shards of the optimizer. Only rank 0 calls this."""
     model, tokenizer = learner.policy.model, learner.tokenizer_files
     name = ADAPTER_DIRECTORY if has_adapter(model) else MODEL_DIRECTORY
     save_weights(model, tokenizer, directory / name, dtype=torch.float32, tensors=captured.model)
@@ -73,11 +74,10 @@ def write_state(learner: Learner, directory: Path, captured: TrainingState) -> N
 
 
 def load_state(learner: Learner, directory: Path, *, skip_data: bool = False) -> None:
-    """Restore the state of a checkpoint's trainer part, except the model.
+    """Restore optimizer, random generators and progress from the trainer's directory of a checkpoint.
 
-    The checkpoint may be from a different number of ranks.
-
-    With `skip_data` the data starts from its beginning.
+    A different number of ranks may have written the checkpoint. With `skip_data`, training starts at the
+    beginning of the data.
     """
     try:
         progress = TrainingProgress(**json.loads((directory / "progress.json").read_text(encoding="utf-8")))
@@ -95,7 +95,7 @@ def load_state(learner: Learner, directory: Path, *, skip_data: bool = False) ->
 
 
 def _read_optimizer(learner: Learner, directory: Path) -> dict[str, Tensor]:
-    """Return this rank's part of the optimizer's state, read one tensor at a time."""
+    """Read the optimizer's state, or this rank's shards of it."""
     parameters = learner.policy.trainable
     shards = directory / OPTIMIZER_DIRECTORY
     if shards.is_dir():
@@ -117,9 +117,9 @@ def _gather_random_states(ranks: Ranks, device: torch.device) -> dict[str, Tenso
 
 
 def _restore_random_states(states: Mapping[str, Tensor], ranks: Ranks, device: torch.device) -> None:
-    """Restore each rank's own generators, possibly on another kind of device.
+    """Restore the random generators of this rank. Skip a generator of a device that is not in use now.
 
-    If the run now has more ranks, several ranks restore one state.
+    If the checkpoint is from fewer ranks, several ranks restore the same state.
     """
     stored_ranks = 1 + max(int(key.partition("/")[0]) for key in states)
     rank = ranks.rank % stored_ranks

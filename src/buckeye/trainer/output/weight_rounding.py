@@ -1,10 +1,10 @@
-"""Conversion of trained weights to the weights that engines sample with.
+"""Rounding of trained weights to published weights, measurement of the effect, and computation of the canary.
 
-The module rounds weights, measures the lost precision, and computes the canary. Engines are checked with the
-canary after an update.
+The trainer has float32 weights, and engines usually get 16-bit weights. Rounding to nearest removes a change
+of a weight that is smaller than half the distance between two 16-bit numbers.
 
-Training is in float32, and engines get the weights in 16 bits. A change below half a unit in the last place
-is lost.
+The canary is a short greedy continuation with its log-probs. After an update, each engine must compute nearly
+equal log-probs.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ from buckeye.transport.weights import Canary
 logger = logging.getLogger(__name__)
 
 RoundFunction = Callable[[str, Tensor], Tensor]
-"""Function: a parameter's name and values -> the values as stored."""
+"""Function that returns the values of a parameter as published. Its arguments are name and values."""
 
 KL_WARNING_THRESHOLD = 0.02
-"""KL divergence to warn about, in nats per token: log-probs differ by sqrt(2 * 0.02) = 0.2, the limit of one
-training step with the usual clip range.
+"""Limit of the KL divergence, in nats per token, before a warning is logged. At the limit, log-probs differ
+by about sqrt(2 * 0.02) = 0.2, which is the usual clip range of one training step.
 """
-_SAMPLED_WEIGHTS = 4_000_000  # spread over all parameters
+_SAMPLED_WEIGHTS = 4_000_000  # number of weights to compare, spread over all parameters
 _SAMPLES = 4
-_CONTEXT = 512  # tokens of a sample that are read
-_POSITIONS = 32  # positions of a sample at which the whole next-token distribution is compared
+_CONTEXT = 512  # number of tokens at the start of a sample that the model reads
+_POSITIONS = 32  # number of positions of a sample at which the next-token distributions are compared
 _CANARY_PROMPT_TOKENS = 8
 _CANARY_TOKENS = 4
 _DROPPED_BITS = 16  # a bfloat16 is the upper half of a float32
-_CHUNK_ELEMENTS = 2**18  # rounded together: they fit the processor's cache
+_CHUNK_ELEMENTS = 2**18  # number of weights that fit the cache of a processor
 
 
 class RoundingMonitor:
-    """Comparison of the trained weights with the stored ones, every `interval` steps.
+    """Comparison of trained weights with published weights.
 
-    Before the first interval, it is due after steps 1, 2, 4, ... The model must be unsharded and trained
-    without an adapter.
+    It is due every `interval` steps, and before the first interval after steps 1, 2, 4, ... `store` rounds a
+    parameter as for publishing. The model must not be sharded, and not have an adapter.
     """
 
     def __init__(self, policy: PolicyNetwork, store: RoundFunction, *, interval: int) -> None:
@@ -58,17 +58,17 @@ class RoundingMonitor:
         self._has_warned = False
 
     def is_due(self, step: int) -> bool:
-        """Return True if the weights are compared after this step."""
+        """Return True if the weights must be compared after this step."""
         return step % self._interval == 0 or (step < self._interval and step & (step - 1) == 0)
 
     def measure(self, samples: Sequence[Sample]) -> dict[str, float]:
         """Return the metrics of the comparison.
 
-        `weights/changed_share` is the share of the weights whose stored value has changed since the start of
-        this process. `weights/arrived_share` is sum(d * D) / sum(D * D), where D are the changes of the
-        weights and d the changes of their stored values; it is 1 if nothing is lost. `weights/served_kl` is
-        KL(trained || served) of the next token in nats per token, the mean over trained positions of
-        `samples`. Both models compute in float32.
+        `weights/changed_share` is the share of the weights whose published value has changed since the start
+        of this process. `weights/arrived_share` is sum(d * D) / sum(D * D), where D are the changes of the
+        trained weights and d the changes of the published weights. It is 1 if rounding removes no change.
+        `weights/served_kl` is KL(trained || published) of the next token in nats, as a mean over trained
+        positions of `samples`. Both models compute in float32.
         """
         values = {**self._changes(), **self._divergence(samples)}
         kl = values.get("weights/served_kl", 0.0)
@@ -86,7 +86,7 @@ class RoundingMonitor:
         return values
 
     def _sample_weights(self) -> tuple[Tensor, Tensor]:
-        """Return a sample of the weights, as trained and as stored, float32 on the CPU."""
+        """Return some weights, trained and published, as float32 on the CPU."""
         trained, stored = [], []
         for name, parameter in self._policy.trainable.items():
             values = parameter.detach()
@@ -119,15 +119,16 @@ class RoundingMonitor:
             total += float((trained.exp() * (trained - stored)).sum(-1).double().sum())
             positions += len(trained)
         model.train(was_training)
-        # rounding may make it negative
+        # rounding errors may make the mean negative
         return {"weights/served_kl": max(0.0, total / positions)} if positions else {}
 
 
 @torch.no_grad()
 def make_canary(policy: PolicyNetwork, stored: torch.dtype = torch.float32) -> Canary:
-    """Return the four greedy tokens after a prompt of eight tokens spread over the vocabulary.
+    """Return the canary: the four greedy tokens after a prompt of eight tokens.
 
-    The canary's dtype is the narrower of the compute dtype and the `stored` dtype.
+    The tokens of the prompt are spread over the vocabulary.
+    The dtype of the canary is the narrower one of the compute dtype and the `stored` dtype of the weights.
     """
     was_training = policy.model.training
     policy.model.eval()  # an adapter may have dropout
@@ -153,14 +154,12 @@ def make_canary(policy: PolicyNetwork, stored: torch.dtype = torch.float32) -> C
 def round_tensors(
     tensors: Mapping[str, Tensor], dtype: torch.dtype, *, stochastic: bool, seed: int
 ) -> dict[str, Tensor]:
-    """Return floating-point tensors as `dtype`, rounded to nearest or stochastically.
+    """Return the tensors as `dtype`, rounded to nearest, or stochastically to bfloat16 if `stochastic`.
 
-    Rounding is stochastic for bfloat16 if `stochastic`. Other tensors stay unchanged. Tensors shared under
-    two names stay shared.
+    Integer tensors stay unchanged. A tensor that has two names is rounded once.
 
-    The random bits depend only on `seed` and the tensor's name. So an unchanged weight is stored with an
-    unchanged value, and differences between versions come from training only. Raise `RunError` for a weight
-    that `dtype` cannot represent.
+    The random bits depend only on `seed` and the name of the tensor. So two versions of the weights differ
+    only in weights that training has changed. Raise `RunError` for a weight that is too large for float16.
     """
     stored: dict[int, Tensor] = {}
     for name, tensor in tensors.items():
@@ -172,10 +171,10 @@ def round_tensors(
 def round_stochastically(x: Tensor, generator: torch.Generator) -> Tensor:
     """Round float32 to one of the two neighboring bfloat16 values. CPU only.
 
-    The nearer neighbor is more probable, so that the mean is the value itself (Gupta et al. 2015,
+    The probability of a neighbor is such that the mean of the rounded value is the value (Gupta et al. 2015,
     arXiv:1502.02551, section 3).
 
-    A finite value above the largest finite bfloat16 is rounded to that.
+    A finite value never becomes infinite.
     """
     rounded = torch.empty(x.shape, dtype=torch.bfloat16)
     values = x.contiguous().view(-1).split(_CHUNK_ELEMENTS)
@@ -185,10 +184,7 @@ def round_stochastically(x: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _next_token_logprobs(policy: PolicyNetwork, sample: Sample, head: Tensor) -> Tensor:
-    """Return the next-token log-probs before the trained tokens of a sample.
-
-    The result is float32 [positions, vocabulary].
-    """
+    """Return the next-token log-probs at trained positions of a sample, float32 [positions, vocabulary]."""
     ids = torch.from_numpy(sample.token_ids[:_CONTEXT]).long().to(policy.device)
     positions = torch.from_numpy(sample.loss_mask[:_CONTEXT]).nonzero()[:_POSITIONS, 0].to(policy.device) - 1
     hidden = policy.hidden_states(ids, [len(ids)])[positions]
@@ -197,9 +193,10 @@ def _next_token_logprobs(policy: PolicyNetwork, sample: Sample, head: Tensor) ->
 
 @contextmanager
 def _use_stored_weights(model: nn.Module, names: Mapping[int, str], store: RoundFunction) -> Iterator[None]:
-    """Run every module with its parameters as stored.
+    """Let every module compute with its published parameters inside this context.
 
-    Only one module is converted at a time, so this needs no second model.
+    Each module rounds its parameters before it computes, and restores them afterwards. So the context needs
+    no second model.
     """
     exact: dict[nn.Parameter, Tensor] = {}
 
@@ -247,7 +244,7 @@ def _round_tensor(name: str, tensor: Tensor, dtype: torch.dtype, *, seed: int | 
 
 
 def _round_chunk(x: Tensor, generator: torch.Generator) -> Tensor:
-    """Add a random 16-bit number to the lower half, so that it may carry, and drop the lower half."""
+    """Add a random 16-bit number to the bits of each float32, then return the upper 16 bits as bfloat16."""
     bits = x.view(torch.int32)
     random = torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(-(2**63), None, generator=generator)
     added = random.view(torch.int16)[: x.numel()].to(torch.int32).bitwise_and_((1 << _DROPPED_BITS) - 1)

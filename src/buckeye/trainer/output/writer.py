@@ -1,4 +1,4 @@
-"""Writer of a trainer's output: versions of the weights, and checkpoints in the background."""
+"""Writer of the trainer's output: it publishes weights, and writes checkpoints in a background thread."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ _LOG_SECONDS = 60.0
 class OutputWriter:
     """Writer of `weights/` and `checkpoints/` of a run. All ranks must call its methods.
 
-    A checkpoint is copied at once and written during training, one at a time. Leaving the context waits for
-    it.
+    `checkpoint` copies the state in memory, and a thread writes the copy while training continues. At the end
+    of the context, the writer waits until the last checkpoint is written.
     """
 
     def __init__(
@@ -87,13 +87,13 @@ class OutputWriter:
         except Exception as failure:
             if error is None:
                 raise
-            # logged only: `error` ends this process
+            # Only log the failure. The error that ended the context is more important.
             logger.error("Checkpoint not written: %s", failure)
 
     def publish(self, *, versions: int, durable: bool) -> None:
         """Publish the current weights to the engines, and sync them to disk if `durable`.
 
-        Only the newest `versions` remain. Raise the error of a checkpoint that failed in the background.
+        Delete all but the newest `versions`. If the thread failed to write a checkpoint, raise its error.
         """
         self._background.check()
         learner, policy, step = self._learner, self._learner.policy, self._learner.progress.step
@@ -125,16 +125,16 @@ class OutputWriter:
         prune_weights(self._weights, self._identity.run_id, keep=lambda v: step - versions < v <= step)
 
     def _published_tensors(self, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-        """Return the trained tensors, unsharded, in their stored dtype, on rank 0; nothing on the others."""
+        """Return the trained tensors, unsharded and rounded, on rank 0. Return {} on the other ranks."""
         if dtype is torch.float16 or self._stochastic:
             exact = self._learner.gather_model_tensors(torch.float32)
             return round_tensors(exact, dtype, stochastic=self._stochastic, seed=self._seed)
         return self._learner.gather_model_tensors(dtype)
 
     def rounding_monitor(self, *, interval: int) -> RoundingMonitor | None:
-        """Return the comparison of trained and published weights.
+        """Return a monitor that compares trained and published weights.
 
-        None if they are equal, or cannot be compared on this rank.
+        Return None if the weights are equal, if the model is sharded, or on a rank other than 0.
         """
         learner = self._learner
         dtype = self._dtype or learner.policy.compute_dtype
@@ -144,17 +144,18 @@ class OutputWriter:
         return RoundingMonitor(learner.policy, partial(self._round, dtype), interval=interval)
 
     def _round(self, dtype: torch.dtype, name: str, values: torch.Tensor) -> torch.Tensor:
-        """Return a parameter as published, on its own device."""
+        """Return the values of a parameter, rounded as in published weights, on the parameter's device."""
         exact = {name: values.cpu() if self._stochastic else values}
         rounded = round_tensors(exact, dtype, stochastic=self._stochastic, seed=self._seed)[name]
         return rounded.to(values.device)
 
     @contextmanager
     def use_published_weights(self) -> Iterator[None]:
-        """Run the context with the published weights in the policy.
+        """Let the policy compute with the published weights inside this context.
 
-        With rounding to nearest, the policy's cast gives the published weights already. With stochastic
-        rounding, the published weights replace the exact weights, which are restored at the end.
+        With rounding to nearest, the context does nothing, because the policy's cast to the compute dtype
+        rounds in this way. With stochastic rounding, rounded weights replace the exact weights. The end of
+        the context restores the exact weights.
         """
         if not self._stochastic:
             yield
@@ -175,12 +176,11 @@ class OutputWriter:
         return interval is not None and self._learner.progress.step % interval == 0
 
     def checkpoint(self, loop_state: Mapping[str, Any], *, protected: Collection[int] = ()) -> None:
-        """Copy the current state and start writing it.
+        """Wait for the previous checkpoint, copy the current state, and start to write the copy.
 
-        Do nothing if this process has written this step, or started from it.
-
-        Wait for the previous checkpoint first. `loop_state` is the state of the loop for a resume.
-        Checkpoints of `protected` steps are never deleted.
+        Do nothing if this process has written a checkpoint of this step, or started from it. `loop_state` is
+        the state of the orchestrator or of the data, for a resume. Old checkpoints are deleted, except those
+        of `protected` steps.
         """
         step = self._learner.progress.step
         if step == self._last_step:
@@ -201,11 +201,11 @@ class OutputWriter:
         self._background.start(f"the checkpoint of step {step}", save)
 
     def wait(self) -> None:
-        """Wait until everything is written."""
+        """Wait until the checkpoint is written. Raise its error if writing failed."""
         self._background.wait()
 
     def _wait_together(self) -> None:
-        """Wait on all ranks. No rank waits in a collective meanwhile, because collectives have a timeout."""
+        """Wait until all ranks have written. Poll, because a long collective operation would time out."""
         if self._learner.ranks.world_size > 1:
             while self._learner.ranks.max(int(self._background.is_busy)):
                 time.sleep(_POLL_SECONDS)
@@ -216,7 +216,7 @@ class OutputWriter:
     ) -> None:
         """Write and commit a checkpoint on rank 0, delete old ones, and record metrics.
 
-        Runs on a background thread.
+        The background thread calls this.
         """
         began, step = time.monotonic(), captured.progress.step
         commit = partial(
@@ -242,24 +242,25 @@ class OutputWriter:
         self._metrics.write("checkpoint", step, values)
 
     def _fill(self, captured: TrainingState, directory: Path) -> None:
-        """Write the trainer's part of a checkpoint."""
+        """Write the trainer's files of a checkpoint into `directory`."""
         write_state(self._learner, directory, captured)
         if captured.is_sharded:
             shards = self._staging(captured.progress.step)
             shutil.copytree(shards, directory / OPTIMIZER_DIRECTORY, copy_function=link_or_copy)
 
     def _save_optimizer(self, captured: TrainingState) -> None:
-        """Write the optimizer's shards to rank 0's staging folder. All ranks must call it."""
+        """Write the shards of the optimizer to the staging folder. All ranks must call it."""
         assert self._group is not None
         shards = self._staging(captured.progress.step)
-        if self._learner.ranks.is_rank_zero:  # the other ranks write only after all have planned
+        # Rank 0 is first: the other ranks start to write after a collective operation in `save_shards`.
+        if self._learner.ranks.is_rank_zero:
             shutil.rmtree(shards, ignore_errors=True)
-            needed = sum(tensor.nbytes for tensor in captured.optimizer.values())  # of all shards
+            needed = sum(tensor.nbytes for tensor in captured.optimizer.values())  # nbytes counts all shards
             wait_for_room(shards, what=f"the optimizer of step {captured.progress.step}", needed=needed)
         save_shards(shards, captured.optimizer, self._group)
 
     def _staging(self, step: int) -> Path:
-        """Return a path that all ranks see, named as a temporary file of rank 0's process."""
+        """Return the folder for shards. Its name is equal on all ranks, and marks it as temporary."""
         return self._checkpoints / f".step_{step}.{OPTIMIZER_DIRECTORY}.tmp-{self._rank_zero_pid}"
 
     def _prune(self, protected: Collection[int]) -> None:
@@ -275,10 +276,7 @@ class OutputWriter:
 
 
 class BackgroundThread:
-    """Background thread that runs one piece of work at a time.
-
-    Its errors are raised later, by `check` and `wait`.
-    """
+    """Background thread that runs one function at a time. `check` and `wait` raise the function's error."""
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(max_workers=1)
@@ -286,26 +284,26 @@ class BackgroundThread:
         self._work: Future[None] | None = None
 
     def start(self, what: str, work: Callable[[], None]) -> None:
-        """Start some work, after the previous one ends; `what` names it in messages."""
+        """Wait for the previous function, then start `work`. Messages call its result `what`."""
         self.wait()
         self._what = what
         self._work = self._pool.submit(work)
 
     @property
     def is_busy(self) -> bool:
-        """True while work is running."""
+        """True while the function is running."""
         return self._work is not None and not self._work.done()
 
     def check(self) -> None:
-        """Raise the error of the work, if it has failed."""
+        """Raise the error of the function, if it has failed."""
         if self._work is not None and self._work.done():
             work, self._work = self._work, None
             work.result()
 
     def wait(self) -> None:
-        """Wait until the work is done, then raise its error, if any.
+        """Wait until the function has ended, then raise its error, if any.
 
-        The work has deadlines for all its own waits.
+        `wait` has no timeout, because the function limits its own waits.
         """
         began = logged = time.monotonic()
         if self.is_busy:
@@ -320,7 +318,7 @@ class BackgroundThread:
 
 
 def _weight_format(config: TrainerConfig | SFTConfig, learner: Learner) -> tuple[torch.dtype | None, bool]:
-    """Return the dtype of published weights (None: the compute dtype), and True to round stochastically."""
+    """Return the dtype of published weights, and True to round stochastically. None is the compute dtype."""
     if isinstance(config, SFTConfig):
         return None, False
     weights, policy, is_sharded = config.weights, learner.policy, learner.ranks.mesh is not None

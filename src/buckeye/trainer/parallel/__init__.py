@@ -1,1 +1,1 @@
-"""Models that are sharded among ranks, and communication between ranks."""
+"""Sharding of models among ranks, and communication between ranks."""

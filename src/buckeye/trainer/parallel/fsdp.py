@@ -1,9 +1,9 @@
-"""Sharding of a model among ranks: FSDP2 (fully sharded data parallel), its replicas, and tensor parallelism.
+"""Sharding of a model among ranks: FSDP2 (fully sharded data parallel) with replicas, and tensor parallelism.
 
-Every layer is a unit: its parameters are gathered before it runs, its gradients are summed, and each rank
-keeps its shard (Zhao et al. 2023, arXiv 2304.11277). With tensor parallelism the ranks of a group also divide
-the heads and the inner dimension of every layer (Shoeybi et al. 2019, arXiv 1909.08053). Each of them
-computes the embeddings, norms and the output projection.
+FSDP gathers the parameters of a layer before the layer runs. It sums the gradients of the layer over the
+ranks, and each rank keeps its shard (Zhao et al. 2023, arXiv 2304.11277). With tensor parallelism, the ranks
+of a group also divide the heads and the inner dimension of every layer (Shoeybi et al. 2019, arXiv
+1909.08053). Each rank of the group computes all embeddings and norms, and the whole output projection.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ _TENSOR_PLAN: dict[str, type[ParallelStyle]] = {
 
 
 def shard_policy(policy: PolicyNetwork, model: ModelConfig, ranks: Ranks) -> None:
-    """Shard the policy's parameters among the ranks, in place. Call it before creating the optimizer.
+    """Shard the parameters of the policy among the ranks, in place. Call this before creating the optimizer.
 
-    Gradients are then sums over all ranks' shares. Every forward and backward pass is a collective: all ranks
-    must run the same number of passes. Raise `UsageError` for a model that tensor parallelism does not fit.
+    Afterwards all ranks must run equally many forward and backward passes, because each pass communicates.
+    Gradients are sums over all ranks. Raise `UsageError` if tensor parallelism does not support the model.
     """
     mesh = ranks.mesh
     if model.fsdp_cpu_offload and not offloads(model, policy.device):
@@ -80,14 +80,14 @@ def shard_policy(policy: PolicyNetwork, model: ModelConfig, ranks: Ranks) -> Non
 
 
 def offloads(model: ModelConfig, device: torch.device) -> bool:
-    """Return True if shards are kept in main memory while the device is a GPU."""
+    """Return True if the shards are kept in main memory, although the device is a GPU."""
     return model.fsdp_cpu_offload and device.type == "cuda"
 
 
 def reshard_policy(policy: PolicyNetwork) -> None:
     """Release parameters that stayed gathered after a forward pass without a backward pass.
 
-    Afterwards the policy has only this rank's shards.
+    Afterwards the policy has only the shards of this rank.
     """
     for module in policy.modules():
         if isinstance(module, FSDPModule):
@@ -97,11 +97,11 @@ def reshard_policy(policy: PolicyNetwork) -> None:
 def gather_tensors(
     tensors: Mapping[str, Tensor], *, keep: bool, dtype: torch.dtype | None = None, copy: bool = False
 ) -> dict[str, Tensor]:
-    """Return every tensor unsharded in main memory, floating-point ones as `dtype`.
+    """Return every tensor unsharded in main memory. Floating-point tensors have the type `dtype`.
 
-    A rank without `keep` returns no tensors. Tensors are gathered one at a time, so such a rank never holds
-    more than one. With `copy` the results share no memory with the model. All ranks must call it with equal
-    arguments except `keep`. Tensors shared under two names stay shared.
+    A rank without `keep` returns {}. It has only one gathered tensor in memory at a time. With `copy`, the
+    results share no memory with the model. A tensor that has two names is gathered once. All ranks must call
+    this function with equal arguments, except `keep`.
     """
     gathered: dict[int, Tensor] = {}
     for tensor in tensors.values():
@@ -112,20 +112,20 @@ def gather_tensors(
 
 
 def gather_tensor(tensor: Tensor) -> Tensor:
-    """Return a tensor gathered from its ranks.
+    """Gather a sharded tensor from its ranks, which must all call this function. Return the whole tensor.
 
-    All of these must call it. An unsharded tensor is returned unchanged.
+    A tensor that is not sharded is returned unchanged.
     """
     tensor = tensor.detach()
     if not isinstance(tensor, DTensor):
         return tensor
-    return tensor.to(tensor.device_mesh.device_type).full_tensor()  # a shard in main memory cannot be sent
+    return tensor.to(tensor.device_mesh.device_type).full_tensor()  # NCCL cannot send from main memory
 
 
 def shard_like(tensor: Tensor, parameter: nn.Parameter | None) -> Tensor:
-    """Return this rank's shard of a whole tensor that belongs to `parameter` and has its shape.
+    """Return this rank's shard of a tensor that is sharded like `parameter`.
 
-    Any other tensor, or a tensor of an unsharded parameter, is returned unchanged.
+    Return the tensor unchanged if the parameter is not sharded, or has another shape.
     """
     if not isinstance(parameter, DTensor) or tensor.shape != parameter.shape:
         return tensor
@@ -150,7 +150,7 @@ def _shard_unit(
         offload_policy=CPUOffloadPolicy() if offloads(model, policy.device) else OffloadPolicy(),
     )
     assert isinstance(unit, FSDPModule)
-    unit.set_force_sum_reduction_for_comms(True)  # gloo lacks NCCL's multiply-and-sum
+    unit.set_force_sum_reduction_for_comms(True)  # gloo does not support NCCL's multiply-and-sum
     unit.set_gradient_divide_factor(1.0)
 
 
@@ -195,9 +195,9 @@ def _to_cpu(tensor: Tensor, dtype: torch.dtype | None, *, copy: bool) -> Tensor:
     if dtype is None or not tensor.is_floating_point():
         dtype = tensor.dtype
     if dtype.itemsize < tensor.dtype.itemsize:
-        return tensor.to(dtype).cpu().contiguous()  # this order halves the transfer from a GPU
+        return tensor.to(dtype).cpu().contiguous()  # converting before the transfer halves its size
     return tensor.to("cpu", dtype, copy=copy).contiguous()
 
 
-# torch warns that gathering a matrix that is sharded twice takes two collectives
+# hide torch's warning that gathering a matrix with two sharded dimensions is slow
 logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)

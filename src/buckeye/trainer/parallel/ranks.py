@@ -1,7 +1,7 @@
-"""Ranks of a trainer: several processes that each compute a share of every step's gradient.
+"""Ranks of a trainer: several processes that each compute a part of the gradient of every step.
 
-The loss is divided by a count over the whole batch before it is differentiated. So gradients are *summed*
-over ranks, never averaged.
+Each rank divides its loss by a count over the whole batch. So gradients are *summed* over ranks, never
+averaged.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _BACKLOG = 1024
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """Position of this process among the trainer's processes. With one rank no method communicates.
+    """Position of this process among the processes of the trainer, and communication between them.
 
-    `mesh` [replicate, shard, tensor] is the layout of the sharded model; None if each rank holds the whole
-    model. Ranks that differ only along `tensor` compute the same samples together.
+    `mesh` [replicate, shard, tensor] is the layout of a sharded model, or None if each rank has the whole
+    model. Ranks that differ only in their `tensor` coordinate compute the same samples together.
     """
 
     rank: int
@@ -49,19 +49,19 @@ class Ranks:
 
     @property
     def dp_size(self) -> int:
-        """Number of shares into which the samples of a step are divided."""
+        """Number of parts into which the samples of a step are divided."""
         return self.world_size if self.mesh is None else self.world_size // self.mesh[TENSOR].size()
 
     @property
     def dp_rank(self) -> int:
-        """Index of the share that this rank computes."""
+        """Index of the part of the samples that this rank computes."""
         return self.rank // (self.world_size // self.dp_size)
 
     def sum(self, values: Mapping[str, float]) -> dict[str, float]:
-        """Return each value summed over the shares, in float64.
+        """Return the sum of each value over all ranks, in float64.
 
-        All ranks pass equal keys in equal order. Ranks that computed one share together have equal values,
-        which count once.
+        All ranks must call this method with equal keys in equal order. Tensor-parallel ranks, which compute
+        the same samples, have equal values, which count once.
         """
         if self.world_size == 1:
             return dict(values)
@@ -72,7 +72,7 @@ class Ranks:
         return dict(zip(values, tensor.tolist(), strict=True))
 
     def max(self, value: int) -> int:
-        """Return the largest of the ranks' values."""
+        """Return the largest value of all ranks. All ranks must call this method."""
         if self.world_size == 1:
             return value
         tensor = torch.tensor(value, device=self.device)
@@ -80,9 +80,9 @@ class Ranks:
         return int(tensor)
 
     def all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
-        """Return the tensors of all ranks, by rank, in main memory.
+        """Return the tensors of all ranks in main memory, in the order of the ranks.
 
-        The tensors have equal shape and dtype on all ranks.
+        The tensors must have equal shape and dtype on all ranks.
         """
         if self.world_size == 1:
             return [tensor]
@@ -92,25 +92,25 @@ class Ranks:
         return [part.cpu() for part in gathered]
 
     def broadcast(self, data: bytes | None) -> bytes:
-        """Return rank 0's data on all ranks; the others pass None. The data must not be empty."""
+        """Return the data of rank 0 on all ranks. Other ranks pass None. The data must not be empty."""
         size = self.max(len(data or b""))
         buffer = torch.frombuffer(bytearray(data or size), dtype=torch.uint8).to(self.device)
         dist.broadcast(buffer, src=0)
         return buffer.cpu().numpy().tobytes()
 
     def close(self) -> None:
-        """End the communication. All ranks call it once."""
+        """End the communication. All ranks must call this method once."""
         if dist.is_initialized():
             dist.destroy_process_group()
 
 
 def local_rank() -> int:
-    """Return the index of this process's GPU among the node's visible ones (`LOCAL_RANK`)."""
+    """Return the index of this process's GPU among the visible GPUs of the node, from `LOCAL_RANK`."""
     return int(os.environ.get("LOCAL_RANK", "0"))
 
 
 def check_shared_folder(ranks: Ranks, folder: Path) -> None:
-    """Raise `UsageError` unless all ranks see `folder` of rank 0. A collective."""
+    """Raise `UsageError` unless `folder` is one folder on all ranks. All ranks must call this function."""
     probe = folder / f".ranks-{ranks.max(secrets.randbits(62) if ranks.is_rank_zero else 0):x}"
     if ranks.is_rank_zero:
         folder.mkdir(parents=True, exist_ok=True)
@@ -129,12 +129,12 @@ def check_shared_folder(ranks: Ranks, folder: Path) -> None:
 
 
 def join_ranks(device: torch.device, model: ModelConfig, *, timeout_seconds: float) -> Ranks:
-    """Join the other ranks by `torchrun`'s variables, and lay out the model among them.
+    """Connect to the other ranks of the trainer, and lay out the model among them.
 
-    The variables are `RANK`, `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT`.
+    The environment variables `RANK`, `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT` are those of `torchrun`.
 
-    Raise `UsageError` if the settings do not fit the number of ranks. If a rank does not join a collective
-    within `timeout_seconds`, this process ends with torch's error.
+    Raise `UsageError` if the settings do not fit the number of ranks. If another rank does not join a
+    collective operation within `timeout_seconds`, this process ends with torch's error.
     """
     rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     copies = model.dp_replicate * model.tp
@@ -148,10 +148,10 @@ def join_ranks(device: torch.device, model: ModelConfig, *, timeout_seconds: flo
         )
     sharded = _is_sharded(model, world_size, device)
     if device.type == "cuda":
-        torch.cuda.set_device(device)  # default device of NCCL, shards and kernels
+        torch.cuda.set_device(device)  # NCCL, shards and kernels use the current device
     if world_size > 1:
         if os.environ.get("MASTER_ADDR") == "127.0.0.1" and sys.platform == "linux":
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # does not depend on this host's name
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # else gloo looks up this host's name
         timeout = timedelta(seconds=timeout_seconds)
         dist.init_process_group(
             _backend(device),
@@ -166,7 +166,10 @@ def join_ranks(device: torch.device, model: ModelConfig, *, timeout_seconds: flo
 
 
 def write_on_rank_zero(ranks: Ranks, write: Callable[[], object]) -> None:
-    """Write on rank 0 alone. A collective: all ranks return together, or raise `DiskFullError` together."""
+    """Call `write` on rank 0 only. All ranks must call this function, and wait for rank 0.
+
+    If rank 0 has no disk space, all ranks raise `DiskFullError`.
+    """
     error: DiskFullError | None = None
     if ranks.is_rank_zero:
         try:
@@ -180,9 +183,9 @@ def write_on_rank_zero(ranks: Ranks, write: Callable[[], object]) -> None:
 def _open_store(rank: int, world_size: int, timeout: timedelta) -> dist.Store:
     """Return the store in which ranks exchange their addresses.
 
-    If `rl` started all ranks on one host, the store is a private file. Between hosts it is a server of rank 0
-    that listens only on `MASTER_ADDR`. torch's own server would listen on all addresses, without
-    authentication.
+    If `rl` started all ranks on one host, the store is a file that only this user can read. Otherwise rank 0
+    runs a server that listens only on `MASTER_ADDR`. torch's default server would listen on all addresses,
+    without authentication.
     """
     name = os.environ.get(STORE_VARIABLE)
     if name is not None:

@@ -1,4 +1,4 @@
-"""Shards of a model and its optimizer, saved and loaded by `torch.distributed.checkpoint`."""
+"""Saving and loading of the shards of a model and its optimizer, with `torch.distributed.checkpoint`."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ _INDEX = "model.safetensors.index.json"
 
 
 def is_model_sharded(ranks: Ranks) -> bool:
-    """Return True if no rank has the whole model."""
+    """Return True if each rank has only a part of the model. With replicas only, each rank has all of it."""
     return ranks.mesh is not None and ranks.mesh[SHARD].size() * ranks.mesh[TENSOR].size() > 1
 
 
 def create_checkpoint_group(*, timeout_seconds: float) -> dist.ProcessGroup:
-    """Create the process group in which a thread saves shards while the default one trains. A collective."""
+    """Create the process group for threads that save shards during training. All ranks must call this."""
     return dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_seconds))
 
 
 def copy_to_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Copy this rank's shards to main memory. Without communication."""
+    """Copy the shards of this rank to main memory. This function does not communicate."""
     stager = DefaultStager(StagingOptions(False, False, False, False))
     try:
         copies = stager.stage(dict(tensors))
@@ -52,9 +52,10 @@ def copy_to_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def save_shards(directory: Path, tensors: Mapping[str, Tensor], group: dist.ProcessGroup) -> None:
-    """Write the `copy_to_cpu` shards of all ranks to `directory`, one file per rank. A collective.
+    """Write the shards of all ranks to `directory`, one file per rank. All ranks must call this function.
 
-    Raise `DiskFullError` or `CheckpointError`, on all ranks, if any rank fails.
+    `tensors` is the result of `copy_to_cpu`. If a rank fails, all ranks raise `DiskFullError` or
+    `CheckpointError`.
     """
     writer = dcp.HuggingFaceStorageWriter(str(directory), save_distributed=True)
     try:
@@ -64,15 +65,16 @@ def save_shards(directory: Path, tensors: Mapping[str, Tensor], group: dist.Proc
         listed = "; ".join(f"rank {rank}: {failure!r}" for rank, failure in sorted(failures.items()))
         kind = DiskFullError if any(map(is_disk_full, failures.values())) else CheckpointError
         raise kind(f"the shards in {directory} cannot be written: {listed}") from error
-    except RuntimeError as error:  # a rank has died
+    except RuntimeError as error:  # a rank has ended
         raise CheckpointError(f"the shards in {directory} cannot be written: {error}") from error
 
 
 def load_shards(directory: Path, like: Callable[[str], Tensor | None]) -> dict[str, Tensor]:
-    """Read every tensor of a directory that `save_shards` wrote. Without communication.
+    """Read the tensors in a directory that `save_shards` wrote. This function does not communicate.
 
-    A tensor is sharded like `like(name)` if both have the same shape. Then only this rank's shard is read.
-    Other tensors are read whole. Raise `OSError` or `CheckpointError` if a file is damaged.
+    `like(name)` is a tensor of the model, or None. If it is sharded and has the shape of the stored tensor,
+    read only this rank's shard. Otherwise read the whole tensor. Raise `OSError` or `CheckpointError` if a
+    file is damaged.
     """
     with _open_reader(directory) as reader:
         stored = _complete_tensors(reader)
@@ -87,9 +89,9 @@ def load_shards(directory: Path, like: Callable[[str], Tensor | None]) -> dict[s
 def empty_policy(
     name: str, device: torch.device, *, flash: bool, compute_dtype: ComputeDtype = "auto"
 ) -> PolicyNetwork:
-    """Return a policy on the meta device: its parameters have shapes but no memory yet.
+    """Return a policy on the meta device. Its parameters have shapes, but no memory.
 
-    Shard it, then call `load_policy_shards`.
+    Shard the policy, then call `load_policy_shards`.
 
     Raise `UsageError` if the model does not exist or cannot be trained.
     """
@@ -106,15 +108,14 @@ def empty_policy(
 
 @torch.no_grad()
 def load_policy_shards(policy: PolicyNetwork, name: str, *, offloaded: bool) -> None:
-    """Read this rank's shards from the model's safetensors files.
+    """Read the shards of this rank from the model's safetensors files.
 
-    They are read to the device, or to main memory if `offloaded`.
-
-    Raise `UsageError` if the files do not hold every parameter.
+    The shards are on the device of the policy, or in main memory if `offloaded`. Raise `UsageError` if a
+    parameter is missing in the files.
     """
     model = policy.model
     policy.to_empty(device="cpu" if offloaded else policy.device)
-    rotary = type(model.base_model.rotary_emb)  # no file stores its frequencies
+    rotary = type(model.base_model.rotary_emb)  # its frequencies are not in the files
     model.base_model.rotary_emb = rotary(model.config).to(policy.device)
     parameters = dict(model.named_parameters())
     try:
@@ -156,7 +157,7 @@ def _allocate(shape: tuple[int, ...], dtype: torch.dtype, like: Tensor | None) -
 def _open_reader(directory: Path) -> Iterator[dcp.HuggingFaceStorageReader]:
     try:
         with warnings.catch_warnings():
-            # each rank reads alone
+            # expected: each rank reads without communication
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")
             yield dcp.HuggingFaceStorageReader(str(directory))
     except SafetensorError as error:
@@ -171,7 +172,7 @@ def _open_reader(directory: Path) -> Iterator[dcp.HuggingFaceStorageReader]:
 
 
 def _weights_directory(name: str) -> Path:
-    """Return the folder with the weights of a model directory or hub name."""
+    """Return the folder with the safetensors files of a local directory or a hub name."""
     for file in (_INDEX, _FILE):
         path = cached_file(name, file, _raise_exceptions_for_missing_entries=False)
         if path:

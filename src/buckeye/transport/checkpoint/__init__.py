@@ -1,6 +1,6 @@
 """Checkpoints of a run, in `<output_dir>/checkpoints/step_<N>/`.
 
-The module lists, writes, verifies and prunes them, and finds the best one.
+Functions of this module list, write, verify and delete checkpoints, and find the best checkpoint.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ log = logging.getLogger(__name__)
 COMMITTED = "COMMITTED"
 
 MODEL_DIRECTORY = "model"
-"""Directory of the complete model, in the trainer's part of a checkpoint."""
+"""Name of the directory with the complete model, in the `trainer` directory of a checkpoint."""
 
 UPLOADS_FILE = Path("checkpoints", "store.json")
-"""State of the uploads to an object store, in a run's directory."""
+"""Path of the state of uploads to an object store, in a run directory."""
 
 _ORCHESTRATOR_STATE = Path("orchestrator", "state.json")
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointInfo:
-    """Committed checkpoint: the state after `step` optimizer steps, written by the run's `attempt`."""
+    """Complete checkpoint of the state after `step` optimizer steps. `attempt` of the run wrote it."""
 
     step: int
     attempt: int
@@ -43,20 +43,20 @@ class CheckpointInfo:
 
 
 def list_checkpoints(root: Path) -> list[CheckpointInfo]:
-    """Return every committed checkpoint under `root`, by step. Directories without a commit are ignored."""
+    """Return the checkpoints in `root`, ordered by step. Ignore directories without a valid `COMMITTED`."""
     attempts = ((step, path, _committed_attempt(path)) for step, path in step_directories(root).items())
     return [CheckpointInfo(step, attempt, path) for step, path, attempt in attempts if attempt is not None]
 
 
 def checkpoints_oldest_first(root: Path) -> list[CheckpointInfo]:
-    """Return every committed checkpoint under `root`, by (attempt, step): the newest is last."""
+    """Return the checkpoints in `root`, ordered by attempt and then by step. The newest is last."""
     return sorted(list_checkpoints(root), key=lambda info: (info.attempt, info.step))
 
 
 def resolve_checkpoint(root: Path, resume_step: int) -> CheckpointInfo:
-    """Return the checkpoint of `resume_step`; -1 means the newest, by (attempt, step).
+    """Return the checkpoint of `resume_step`. -1 means the highest step of the latest attempt.
 
-    Raise `CheckpointError` if it does not exist.
+    Raise `CheckpointError` if the checkpoint does not exist.
     """
     available = checkpoints_oldest_first(root)
     if not available:
@@ -85,11 +85,11 @@ def find_usable_checkpoint(
     *,
     preferred: CheckpointInfo | None = None,
 ) -> CheckpointInfo:
-    """Return the checkpoint to resume from. The launcher and every process use this function.
+    """Return the checkpoint to resume from. The launcher and every process of a run use this function.
 
-    For -1, return `preferred` if it is intact, else the newest intact checkpoint. Log a warning for each
-    damaged one. `verify` raises `CheckpointError` for a damaged checkpoint. This function raises it if the
-    requested step is damaged, or if no checkpoint is intact.
+    `verify` must raise `CheckpointError` for a damaged checkpoint. If `resume_step` is -1, return `preferred`
+    or else the newest checkpoint that is not damaged, and log a warning for each damaged one. Raise
+    `CheckpointError` if the checkpoint of another `resume_step` is damaged, or if all are damaged.
     """
     if resume_step != -1:
         info = resolve_checkpoint(root, resume_step)
@@ -98,7 +98,7 @@ def find_usable_checkpoint(
     for path in step_directories(root).values():
         if _committed_attempt(path) is None:
             log.warning("Skipping %s: it has no readable %s", path, COMMITTED)
-    resolve_checkpoint(root, -1)  # raises if the folder has no checkpoint
+    resolve_checkpoint(root, -1)  # raises an error if the folder has no checkpoint
     first = [preferred] if preferred is not None else []
     others = (info for info in reversed(checkpoints_oldest_first(root)) if info not in first)
     intact = first_valid_checkpoint([*first, *others], verify)
@@ -114,7 +114,7 @@ def find_usable_checkpoint(
 def first_valid_checkpoint(
     infos: Iterable[CheckpointInfo], verify: Callable[[CheckpointInfo], object]
 ) -> CheckpointInfo | None:
-    """Return the first checkpoint that passes `verify`. Log a warning for each one before it."""
+    """Return the first checkpoint that passes `verify`, or None. Log a warning for each damaged one."""
     for info in infos:
         try:
             verify(info)
@@ -128,7 +128,7 @@ def first_valid_checkpoint(
 def prune_checkpoints(root: Path, keep: int, *, protected: Collection[int] = ()) -> list[int]:
     """Delete all committed checkpoints except the `keep` newest, and return the deleted steps.
 
-    Checkpoints of `protected` steps, and checkpoints that are being uploaded, are kept.
+    Do not delete checkpoints of `protected` steps, and checkpoints that are being uploaded.
     """
     by_age = checkpoints_oldest_first(root)
     old = [
@@ -149,7 +149,7 @@ def _committed_attempt(path: Path) -> int | None:
 
 
 def is_complete(info: CheckpointInfo) -> bool:
-    """Return True if a checkpoint is committed and all its files exist. Their content is not checked."""
+    """Return True if all files that `COMMITTED` lists exist. Do not check their content."""
     try:
         files = read_commit(info.path)["files"]
     except CheckpointError:
@@ -158,9 +158,9 @@ def is_complete(info: CheckpointInfo) -> bool:
 
 
 def read_commit(path: Path) -> dict[str, Any]:
-    """Return the `COMMITTED` manifest of a checkpoint directory.
+    """Return the content of the file `COMMITTED` in a checkpoint directory.
 
-    Raise `CheckpointError` if it is missing or invalid.
+    Raise `CheckpointError` if the file is missing or invalid.
     """
     try:
         commit = storage.read_json(path / COMMITTED)
@@ -189,9 +189,10 @@ def save_checkpoint(
     orchestrator_state: Mapping[str, Any],
     identity: RunIdentity,
 ) -> Path:
-    """Commit the state after `step` optimizer steps; `fill_trainer(directory)` writes the trainer's part.
+    """Write a checkpoint of the state after `step` optimizer steps, and return its directory.
 
-    Replaces a checkpoint of the same step from an earlier attempt.
+    `fill_trainer(directory)` writes the trainer's files. A checkpoint of this step from an earlier attempt is
+    replaced.
     """
 
     def fill(directory: Path) -> None:
@@ -216,10 +217,10 @@ def save_checkpoint(
 
 
 def verify_checkpoint(info: CheckpointInfo, *, share: int = 0, shares: int = 1) -> None:
-    """Raise `CheckpointError` unless every file exists with its committed content.
+    """Raise `CheckpointError` unless every file exists and has the SHA-256 in `COMMITTED`.
 
-    To verify with several processes, pass each process its index `share` and the number of processes
-    `shares`.
+    If several processes verify a checkpoint together, each process checks a part of the files. `share` is the
+    index of the process, and `shares` the number of processes.
     """
     committed = sorted(read_commit(info.path)["files"].items())
     for name, digest in committed[share::shares]:
@@ -228,20 +229,20 @@ def verify_checkpoint(info: CheckpointInfo, *, share: int = 0, shares: int = 1) 
             actual = storage.sha256_file(path)
         except OSError as error:
             reason = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read: {error}"
-            raise _damage(f"{path} {reason}", info.path) from None
+            raise _damage_error(f"{path} {reason}", info.path) from None
         if actual != digest:
-            raise _damage(f"{path} is damaged: its SHA-256 differs from the committed one", info.path)
+            raise _damage_error(f"{path} is damaged: its SHA-256 differs from the committed one", info.path)
 
 
 def trainer_state_directory(info: CheckpointInfo) -> Path:
-    """Return the directory that `fill_trainer` wrote. Raise `CheckpointError` for an old format."""
+    """Return the directory with the trainer's files. Raise `CheckpointError` for an old format."""
     state = info.path / "trainer"
     check_shard_format(state)
     return state
 
 
 def check_shard_format(state: Path) -> None:
-    """Raise `CheckpointError` if an earlier version wrote the trainer part in its own shard format."""
+    """Raise `CheckpointError` if the directory `state` has the shard format of an earlier Buckeye."""
     if state.name == "trainer" and (state / "shards").is_dir():
         raise CheckpointError(
             f"{state.parent} has the sharded format of an earlier version (trainer/shards/)",
@@ -257,10 +258,10 @@ def read_orchestrator_state(info: CheckpointInfo) -> dict[str, Any]:
     try:
         return storage.read_json(path)
     except (OSError, ValueError) as error:
-        raise _damage(f"{path} cannot be read: {error}", info.path) from error
+        raise _damage_error(f"{path} cannot be read: {error}", info.path) from error
 
 
-def _damage(message: str, checkpoint: Path) -> CheckpointError:
+def _damage_error(message: str, checkpoint: Path) -> CheckpointError:
     return CheckpointError(
         message, code="BK-CHECKPOINT-DAMAGED", hint=f"resume from another step, or delete {checkpoint}"
     )
@@ -271,15 +272,15 @@ def _hashes(directory: Path) -> dict[str, str]:
     return dict(zip(names, storage.sha256_files([directory / name for name in names]), strict=True))
 
 
-# Evaluations of a run's checkpoints, and the best checkpoint.
+# Evaluations of checkpoints, and the best checkpoint of a run.
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Score:
-    """Evaluation of one environment after `step` steps, by the run's `attempt`.
+    """Result of an evaluation on one environment after `step` steps, in an `attempt` of the run.
 
     `restarts` maps each attempt that resumed from a checkpoint to the step of this checkpoint. `exact` is the
-    share of rollouts with full reward and its 95 % interval, None if not measured.
+    share of rollouts with full reward, with the bounds of its 95 % interval, or None if it was not measured.
     """
 
     environment: str
@@ -292,9 +293,10 @@ class Score:
     exact: tuple[float, float, float] | None = None
 
     def is_of(self, info: CheckpointInfo) -> bool:
-        """Return True if the evaluated attempt wrote the checkpoint or continued from it.
+        """Return True if the evaluated weights are those of the checkpoint.
 
-        It did not continue from it if any later attempt resumed from an earlier step.
+        This is true if the evaluated attempt wrote the checkpoint. It is also true for a later attempt,
+        unless an attempt in between resumed from an earlier step.
         """
         between = range(info.attempt + 1, self.attempt + 1)
         return self.attempt >= info.attempt and all(self.restarts.get(a, -1) >= info.step for a in between)
@@ -304,7 +306,8 @@ class Score:
 class BestCheckpoint:
     """Checkpoint with the highest mean reward over all environments.
 
-    `mean_reward` is the mean of `scores`, and `num_compared` the number of compared checkpoints.
+    `scores` has an evaluation for each environment, and `mean_reward` is their mean. `num_compared` is the
+    number of checkpoints that were compared.
     """
 
     info: CheckpointInfo
@@ -314,22 +317,22 @@ class BestCheckpoint:
 
 
 def read_scores(run: Path) -> list[Score]:
-    """Return every complete evaluation in a run directory, by step.
+    """Return all complete evaluations in a run directory, ordered by step.
 
-    Raise `UsageError` if one cannot be read.
+    Raise `UsageError` if an evaluation cannot be read.
     """
     restarts = _read_restarts(run)
     scores = []
     for step, folder in step_directories(run / "evals").items():
         for path in sorted(folder.glob("*.json")):
-            # the .jsonl file is written last
+            # an evaluation without its .jsonl file is incomplete, because this file is written last
             if path.with_suffix(".jsonl").exists() and (score := _read_score(path, step, restarts)):
                 scores.append(score)
     return scores
 
 
 def _read_score(path: Path, step: int, restarts: Mapping[int, int]) -> Score | None:
-    """Return an evaluation, or None if it has no mean reward."""
+    """Return the evaluation in a file, or None if the file has no mean reward."""
     try:
         figures = read_json(path)
         if not isinstance(figures, dict) or figures.get("mean_reward") is None:
@@ -353,10 +356,9 @@ def _read_score(path: Path, step: int, restarts: Mapping[int, int]) -> Score | N
 
 
 def checkpoint_scores(info: CheckpointInfo, scores: Sequence[Score]) -> list[Score]:
-    """Return the evaluations of a checkpoint's weights, by environment.
+    """Return the evaluations of the weights of a checkpoint, ordered by environment.
 
-    Evaluations of other weights are omitted: another step, an earlier attempt, or a later attempt that
-    repeated the step.
+    Evaluations of another step are omitted, and those of an attempt with other weights after this step.
     """
     matching = [s for s in scores if s.step == info.step and s.is_of(info)]
     return sorted(matching, key=lambda score: score.environment)
@@ -367,7 +369,7 @@ def find_best_checkpoint(
 ) -> BestCheckpoint | None:
     """Return the checkpoint with the highest mean reward over all evaluated environments.
 
-    Ties go to the later step. Return None if no checkpoint was evaluated on all of them.
+    Ties go to the later step. Return None if no checkpoint was evaluated on all these environments.
     """
     evaluated = [(info, checkpoint_scores(info, scores)) for info in checkpoints]
     environments = {s.environment for _, own_scores in evaluated for s in own_scores}

@@ -1,4 +1,4 @@
-"""Digest of an adapter's base model: cheap to compute, and different for models with different weights."""
+"""Digest that identifies the base model of an adapter, computed quickly from samples of the weights."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SAMPLE_BYTES = 4096
 
 
 def read_base_digest(adapter_file: Path) -> str | None:
-    """Return the digest of an adapter's base model, or None if the file has none.
+    """Return the digest of the base model that an adapter's file contains, or None.
 
     Raise `OSError` or `ValueError` for a damaged file.
     """
@@ -27,11 +27,10 @@ def read_base_digest(adapter_file: Path) -> str | None:
 
 @cache
 def base_digest(base: str) -> str | None:
-    """Return a SHA-256 of a model directory's safetensors files, or None without such files.
+    """Return a SHA-256 that identifies the weights in a model directory, or None without safetensors files.
 
-    It covers their names, sizes and headers, and samples of 4 KiB at 64 evenly spaced positions in each.
-
-    Training changes nearly every weight, so two models of one shape differ in the samples.
+    The SHA-256 is computed from names, sizes and headers of the files, and from 64 samples of 4 KiB per file.
+    Training changes nearly every weight, so models with different weights differ in these samples.
     """
     files = sorted(Path(base).glob("*.safetensors"))
     digest = hashlib.sha256()

@@ -1,7 +1,8 @@
-"""Middleware inside vLLM's API server: Buckeye's gate in front of every route.
+"""Middleware that makes vLLM's API server require the key on every route.
 
-vLLM's own check covers only /v1 and /inference. The routes that pause it and replace its weights are open to
-every client that reaches the port. Passed to vLLM as `--middleware buckeye_vllm_gate.Gate`.
+vLLM itself requires its key only on /v1 and /inference. Without this middleware, every client that reaches
+the port could pause the server and replace its weights. Buckeye passes it to vLLM as `--middleware
+buckeye_vllm_gate.Gate`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ _gate = buckeye_vllm_imports.load("request_gate")
 
 
 class Gate(_gate.RequestGate):  # type: ignore[misc,name-defined]
-    """Buckeye's gate, with the rules in BUCKEYE_VLLM_RULES and the key in VLLM_API_KEY."""
+    """`RequestGate` with the rules in BUCKEYE_VLLM_RULES, and the key in VLLM_API_KEY."""
 
     def __init__(self, app: Any) -> None:
         rules = json.loads(os.environ["BUCKEYE_VLLM_RULES"])

@@ -1,4 +1,4 @@
-"""Loader of Buckeye's standard-library-only files, for a Python without Buckeye."""
+"""Loader of modules of Buckeye that need only the standard library, for a Python without Buckeye."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ _BUCKEYE = Path(__file__).parents[3] / "base"
 
 
 def load(name: str) -> ModuleType:
-    """Load the module `buckeye.base.NAME` by its file, without its package."""
+    """Load the file of the module `buckeye.base.NAME`, without importing the package `buckeye`."""
     module_name = f"buckeye_vllm_{name}_of_ours"
     if module_name not in sys.modules:
         spec = importlib.util.spec_from_file_location(module_name, _BUCKEYE / f"{name}.py")
         assert spec is not None
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
-        sys.modules[module_name] = module  # before it runs: dataclasses look up their module
+        sys.modules[module_name] = module  # dataclasses look up their module while it is executed
         spec.loader.exec_module(module)
     return sys.modules[module_name]

@@ -1,7 +1,8 @@
-"""vLLM's server, with processes that end with their parent: `python -m buckeye_vllm_server ARGUMENTS`.
+"""Start of vLLM's server with `python -m buckeye_vllm_server ARGUMENTS`. Each process ends with its parent.
 
-A spawned Python process imports its parent's main module first. So the code here runs at the start of every
-process of the server. Otherwise processes could outlive a killed server, and keep their main and GPU memory.
+A spawned Python process first imports the main module of its parent. So this module runs at the start of
+every process of the server. Without it, processes could continue after a server was killed, and keep GPU
+memory.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ _PR_SET_PDEATHSIG = 1
 def _die_with_parent() -> None:
     """End this process when its parent dies.
 
-    A copy of `buckeye.base.process`: Buckeye is not installed where vLLM is.
+    This is a copy of a function in `buckeye.base.process`, because vLLM's environment may not have Buckeye.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != int(os.environ[_PARENT]):
-        os._exit(1)  # the parent died before the request took effect
-    os.environ[_PARENT] = str(os.getpid())  # for the processes that this one starts
+        os._exit(1)  # the parent ended before prctl
+    os.environ[_PARENT] = str(os.getpid())  # child processes of this process read it
 
 
 _die_with_parent()

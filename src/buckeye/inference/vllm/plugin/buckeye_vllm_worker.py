@@ -1,7 +1,7 @@
-"""Extension of vLLM's workers: loads weights from a directory, and reports their state.
+"""Extension of vLLM's workers that loads weights from a directory, and reports the state of a worker.
 
-Importing this module registers the weight transfer backend `buckeye_fs`. Passed to vLLM as
-`--worker-extension-cls buckeye_vllm_worker.WorkerExtension`.
+The import of this module registers the weight transfer backend `buckeye_fs`. Buckeye passes the extension to
+vLLM as `--worker-extension-cls buckeye_vllm_worker.WorkerExtension`.
 """
 
 from __future__ import annotations
@@ -31,47 +31,47 @@ _MANIFEST = "manifest.json"
 _HEAD = "lm_head.weight"
 _foreign_files = buckeye_vllm_imports.load("foreign_files")
 _PROCESS = secrets.token_hex(8)
-"""Unique id of this process: earlier and later processes may have the same pid."""
+"""Unique id of this process. A pid is not unique, because a later process may get the same number."""
 
 if hasattr(torch.cpu, "_init_amx"):
-    # vLLM's CPU attention uses AMX tiles without requesting them from the kernel first: SIGILL on such
-    # machines.
+    # vLLM's CPU attention uses AMX tiles, but does not request them from the kernel. Without this call, the
+    # process would end with SIGILL.
     torch.cpu._init_amx()
 
 
 @dataclass
 class DirectoryInit(WeightTransferInitInfo):
-    """Settings of the transfer engine: none."""
+    """Settings for the start of the transfer engine, which needs no settings."""
 
 
 @dataclass
 class DirectoryUpdate(WeightTransferUpdateInfo):
-    """Directory with the new weights and their manifest."""
+    """Arguments of a weight update. `path` is a directory with weights and their manifest."""
 
     path: str = ""
 
 
 class DirectoryTransfer(WeightTransferEngine[DirectoryInit, DirectoryUpdate]):
-    """Weight transfer from the safetensors files of a directory into the running model."""
+    """Backend that loads the safetensors files of a directory into the running model."""
 
     init_info_cls = DirectoryInit
     update_info_cls = DirectoryUpdate
     checksum: str | None = None
     """Checksum of the current weights; None before the first update."""
     incoming: str | None = None
-    """Checksum of the weights loaded by the current update."""
+    """Checksum of the weights that the current update has loaded; None before."""
     problem: str | None = None
-    """Reason why loading failed. An exception in a worker would end vLLM's engine."""
+    """Reason why loading failed, or None. An exception instead would end vLLM's engine."""
 
     def init_transfer_engine(self, init_info: DirectoryInit) -> None:
-        """Do nothing: no setup is needed."""
+        """Do nothing, because this backend needs no setup."""
 
     def start_weight_update(self) -> None:
-        """Drop the state of an earlier, unfinished update."""
+        """Remove the state of an earlier update that was not finished."""
         type(self).incoming = type(self).problem = None
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        """Load a directory with files that match its manifest. On failure, `problem` has the reason."""
+        """Load the weights in a directory. If this fails, set `problem` to the reason."""
         try:
             self.receive_weights(self.parse_update_info(update_info))
         except Exception as error:
@@ -80,7 +80,7 @@ class DirectoryTransfer(WeightTransferEngine[DirectoryInit, DirectoryUpdate]):
             torch.accelerator.synchronize()
 
     def receive_weights(self, update_info: DirectoryUpdate) -> None:
-        """Check the files, then start replacing the weights. A damaged directory changes nothing."""
+        """Check the files in a directory, then replace the weights. A damaged file changes no weights."""
         from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
 
         directory = _weights_folder(update_info.path)
@@ -93,7 +93,8 @@ class DirectoryTransfer(WeightTransferEngine[DirectoryInit, DirectoryUpdate]):
     def _check_tensors(self, directory: Path) -> None:
         """Raise `ValueError` unless `directory` has exactly the served model's tensors, with their shapes.
 
-        Loading would keep the old value of a missing tensor, and an unknown tensor would end vLLM's engine.
+        Without this check, vLLM would keep the old value of a missing tensor. An unknown tensor would end
+        vLLM's engine.
         """
         expected, new = _read_shapes(Path(self.model_config.model)), _read_shapes(directory)
         if getattr(self.model_config.hf_config, "tie_word_embeddings", False):
@@ -107,7 +108,7 @@ class DirectoryTransfer(WeightTransferEngine[DirectoryInit, DirectoryUpdate]):
                 )
 
     def finish_weight_update(self) -> None:
-        """Prepare the layers for computation. An update without weights keeps the old ones."""
+        """Prepare the layers for computation. If the update loaded no weights, do nothing."""
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
 
         if self.incoming is None:
@@ -117,11 +118,11 @@ class DirectoryTransfer(WeightTransferEngine[DirectoryInit, DirectoryUpdate]):
         type(self).checksum = self.incoming
 
     def shutdown(self) -> None:
-        """Do nothing: no resource is held open."""
+        """Do nothing, because this backend holds no resources."""
 
 
 def _weights_folder(path: str) -> Path:
-    """Return the directory. Raise `ValueError` if weights may not be read from it."""
+    """Return the directory `path`. Raise `ValueError` if vLLM may not read weights from this directory."""
     folder: Path = _foreign_files.data_folder(Path(path), Path(os.environ["BUCKEYE_VLLM_WEIGHTS_DIR"]))
     return folder
 
@@ -140,7 +141,7 @@ def _verify_files(directory: Path) -> dict[str, str]:
 
 
 def _published_checksum(directory: Path) -> str | None:
-    """Return the checksum of the weights published in a directory, or None."""
+    """Return the checksum in the manifest of a directory, or None without a valid manifest."""
     try:
         return str(json.loads(_foreign_files.read_regular(directory / _MANIFEST))["checksum"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -153,7 +154,7 @@ def _sha256(path: Path) -> str:
 
 
 def _combine_digests(digests: dict[str, str]) -> str:
-    """Return one SHA-256 for all files, computed like the publisher's."""
+    """Return one SHA-256 for all files. The trainer computes the checksum in its manifest in this way."""
     lines = "".join(f"{name}:{digest}\n" for name, digest in sorted(digests.items()))
     return hashlib.sha256(lines.encode()).hexdigest()
 
@@ -175,10 +176,10 @@ def _iterate_tensors(directory: Path, names: list[str]) -> Iterator[tuple[str, t
 
 
 def _repack_tied_heads(model: torch.nn.Module) -> None:
-    """Repack heads that are tied to the embedding.
+    """Pack the weights of heads that are tied to the embedding again, on a CPU.
 
-    On a CPU, linear layers are packed when loaded; a tied head is not packed again and would compute with the
-    old weights.
+    On a CPU, vLLM packs the weights of a linear layer when it loads the layer. An update does not load a tied
+    head, which would compute with the old weights.
     """
     from vllm.platforms import current_platform
 
@@ -192,23 +193,23 @@ def _repack_tied_heads(model: torch.nn.Module) -> None:
 
 
 class WorkerExtension:
-    """Mixin of vLLM's worker; its methods are called through /collective_rpc."""
+    """Mixin of vLLM's worker. A client calls its methods through /collective_rpc."""
 
     model_config: Any
     buckeye_adapter: int | None = None
-    """vLLM's id of the run's adapter, once its name is registered."""
+    """Id that vLLM gave the run's adapter, or None before the adapter is registered."""
 
     def buckeye_load_adapter(self, path: str) -> str | None:
-        """Replace the loaded adapter by the one in a published directory.
+        """Replace the loaded adapter by the adapter in the directory `path`.
 
-        If none is loaded, only check the files. Return the error as text, or None: an exception would end
-        vLLM's engine.
+        If no adapter is loaded, only check the files. Return the error as text, or None. The error is not
+        raised, because an exception would end vLLM's engine.
         """
         try:
             directory = _weights_folder(path)
             digests = _verify_files(directory)
             if self.buckeye_adapter is None:
-                # vLLM's ids increase: the newest is the one registered for this
+                # vLLM's ids increase, so the largest id is that of the adapter registered last
                 self.buckeye_adapter = max(self.list_loras(), default=None)  # type: ignore[attr-defined]
             if self.buckeye_adapter is None:
                 return None
@@ -221,11 +222,12 @@ class WorkerExtension:
         return None
 
     def buckeye_weights(self, path: str | None = None) -> dict[str, str | int | bool | None]:
-        """Report the worker's state.
+        """Return the state of the worker.
 
-        The state has the checksums of the current and the incoming weights, the problem of the update and
-        whether it is unfinished, the number of requests that the server computes at a time, and the checksum
-        of the weights in the directory `path`, if published there.
+        `checksum` is that of the current weights, and `incoming` that of weights that are loaded but not yet
+        used. `problem` is the error of the update. `updating` is true between its start and its end.
+        `max_num_seqs` is the number of sequences that the server decodes at a time. `published` is the
+        checksum in the manifest of the directory `path`.
         """
         config = self.vllm_config  # type: ignore[attr-defined]
         return {
