@@ -119,7 +119,10 @@ def test_vllm_that_works_is_used(there, cuda, index):
 
 @pytest.mark.parametrize(
     ("fault", "told"),
-    [("no-vllm", "vLLM could not be installed"), ("no-cuda", "vLLM does not work with CUDA 12.4 there")],
+    [
+        ("no-vllm", "vLLM could not be installed"),
+        ("no-cuda", "vLLM does not work with CUDA 12.4 of the remote machine"),
+    ],
 )
 def test_vllm_that_does_not_work_is_told_and_not_used(there, fault, told, wording):
     there.program("nvidia-smi", SMI.format(number=50, cuda="12.4"))

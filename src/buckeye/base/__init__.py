@@ -1,4 +1,4 @@
-"""Basic services for all rooms: processes, files, secrets, HTTP, installation.
+"""Basic functions for all other packages: processes, files, secrets, HTTP, installation.
 
-Imports only Buckeye's errors, and does not depend on runs.
+This package imports only `buckeye.errors` of Buckeye, and does not depend on runs.
 """

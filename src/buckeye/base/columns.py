@@ -1,4 +1,4 @@
-"""Plain text for people: counts, and aligned columns (full width in a pipe, folded in a terminal)."""
+"""Make texts for the console: counts with nouns, and aligned columns."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ _MIN_WIDTH = 8
 
 
 def counted(number: float, noun: str) -> str:
-    """Return a number with its noun, in the plural unless the number is shown as 1: `1 task`, `2.5 steps`."""
+    """Return a number with its noun, such as `1 task` or `2.5 steps`."""
     shown = f"{number:,}" if isinstance(number, int) else f"{number:,.3g}"
     return f"{shown} {noun}{'' if shown == '1' else 's'}"
 
 
 def align_columns(rows: Sequence[Sequence[str]]) -> str:
-    """Return left-aligned columns, two spaces apart.
+    """Return a table as text, with left-aligned columns two spaces apart.
 
-    In a terminal the widest columns are folded until all fit.
+    In a terminal, the text of the widest columns is wrapped until the table fits into the width.
     """
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     return "\n".join(_format_lines(rows, width))
@@ -40,5 +40,5 @@ def _format_lines(rows: Sequence[Sequence[str]], limit: int | None) -> list[str]
 
 
 def _fold(cell: str, width: int) -> list[str]:
-    """Return the lines of a cell; a cell that fits is one line."""
+    """Return the text of a cell, wrapped to `width` characters."""
     return [cell] if len(cell) <= width else textwrap.wrap(cell, width) or [""]

@@ -1,6 +1,6 @@
-"""Disk space: a large file is written once there is room for it, else the process ends after a short wait.
+"""Write large files only if the disk has enough free space. If the disk is full, wait up to a minute.
 
-A reserve of the file system stays free for small files: logs, metrics, the state of the run.
+Large files leave a reserve free, for small files: logs, metrics, and the state of the run.
 """
 
 from __future__ import annotations
@@ -25,21 +25,20 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 WAIT_SECONDS = 60.0
-"""Maximum wait for disk space. It is shorter than the timeout of collectives, in which other ranks wait."""
+"""Maximum wait for disk space. Other ranks wait in a collective operation, whose timeout is longer."""
 
 _MAX_RESERVE = 256_000_000
 _POLL_SECONDS = 2.0
-_FEW_FILES = 100  # a checkpoint of many ranks has a few dozen
+_FEW_FILES = 100  # a checkpoint of many ranks has a few dozen files
 
 
 def write_when_room(path: Path, write: Callable[[], T], *, what: str, needed: int | None = None) -> T:
-    """Call `write()`, which writes `path`, once `needed` bytes and the reserve are free.
+    """Wait until `needed` bytes and the reserve are free, call `write()`, and return its result.
 
-    Retry it if the disk becomes full in the middle; a failed write must leave nothing behind.
-
-    `needed` None means the size of the newest `step_N` next to `path`; 0 is a small write, which may use the
-    reserve. `what` is for messages. Raise `DiskFullError` after `WAIT_SECONDS` without room, or if the
-    process received a stop request.
+    `write` writes `path`. It is called again if the disk becomes full while it writes, so it must delete its
+    files if it fails. If `needed` is None, the size of the newest `step_N` next to `path` is needed. If it is
+    0, the write is small and may use the reserve. `what` names the content in messages. Raise `DiskFullError`
+    if the space is not free within `WAIT_SECONDS`, or if the process received a stop request.
     """
     writer = _Writer(path, write, what, needed)
     while not writer.attempt():
@@ -50,7 +49,7 @@ def write_when_room(path: Path, write: Callable[[], T], *, what: str, needed: in
 async def write_when_room_async(
     path: Path, write: Callable[[], T], *, what: str, needed: int | None = None
 ) -> T:
-    """Run `write_when_room` without blocking the event loop."""
+    """Do the work of `write_when_room`, but wait for disk space without blocking the event loop."""
     writer = _Writer(path, write, what, needed)
     while not writer.attempt():
         await asyncio.sleep(_POLL_SECONDS)
@@ -60,13 +59,14 @@ async def write_when_room_async(
 def wait_for_room(path: Path, *, what: str, needed: int) -> None:
     """Wait until `needed` bytes and the reserve are free.
 
-    Raise `DiskFullError` after `WAIT_SECONDS` without room, or if the process received a stop request.
+    Raise `DiskFullError` if the space is not free within `WAIT_SECONDS`, or if the process received a stop
+    request.
     """
     write_when_room(path, lambda: None, what=what, needed=needed)
 
 
 class _Writer(Generic[T]):
-    """Write operation that is retried until there is room, or the wait is over."""
+    """Write operation that is retried until the disk has enough free space, or until a timeout."""
 
     result: T
 
@@ -76,7 +76,10 @@ class _Writer(Generic[T]):
         self._deadline: float | None = None
 
     def attempt(self) -> bool:
-        """Write if there is room. Return True if it succeeded. Raise `DiskFullError` if the wait is over."""
+        """Write if the disk has enough free space, and return True if the write succeeded.
+
+        Raise `DiskFullError` after the timeout.
+        """
         if not self._needed or free_bytes(self._path) >= self._needed + reserve_bytes(self._path):
             try:
                 self.result = self._write()
@@ -109,7 +112,7 @@ class _Writer(Generic[T]):
 def is_disk_full(error: BaseException) -> bool:
     """Return True if an error means that a disk or a quota is full.
 
-    Libraries not written in Python have their own errors, with the number in the text.
+    Libraries written in Rust raise their own errors, with the error number in the text.
     """
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno in (errno.ENOSPC, errno.EDQUOT)
@@ -117,19 +120,19 @@ def is_disk_full(error: BaseException) -> bool:
 
 
 def free_bytes(path: Path) -> int:
-    """Return the bytes that this user may use on the file system of `path`, which need not exist."""
+    """Return the free bytes for this user on the file system of `path`. `path` need not exist."""
     return shutil.disk_usage(_nearest_existing(path)).free
 
 
 def total_bytes(path: Path) -> int:
-    """Return the size in bytes of the file system of `path`, which need not exist."""
+    """Return the size in bytes of the file system of `path`. `path` need not exist."""
     return shutil.disk_usage(_nearest_existing(path)).total
 
 
 def free_space_text(path: Path) -> str:
     """Return the free space of the file system of `path` as text, such as `12.3 GB`.
 
-    The text includes the number of files if only few can be created.
+    If the file system has room for fewer than 100 new files, the text includes their number.
     """
     counts = os.statvfs(_nearest_existing(path))
     are_few = counts.f_files > 0 and counts.f_favail < _FEW_FILES
@@ -139,20 +142,20 @@ def free_space_text(path: Path) -> str:
 def reserve_bytes(path: Path) -> int:
     """Return the number of bytes that large files leave free on the file system of `path`.
 
-    This is 1 % of its size, at most 256 MB.
+    This is 1 % of the size of the file system, and at most 256 MB.
     """
     return min(_MAX_RESERVE, total_bytes(path) // 100)
 
 
 def disk_usage_advice(run: Path) -> str:
-    """Return the largest folders of a run as text, with the command that shows what can be deleted."""
+    """Return a text with the largest folders of a run, and the command that lists files to delete."""
     sizes = sorted(((size_of(path), path.name) for path in run.iterdir() if path.is_dir()), reverse=True)
     largest = ", ".join(f"{name} {human_bytes(size)}" for size, name in sizes[:6] if size)
     return f"list files to delete: rl clean {run} --dry-run (the run has {largest or 'no files'})"
 
 
 def size_of_newest_step(folder: Path) -> int:
-    """Return the size in bytes of the last `step_N` in a folder, or 0."""
+    """Return the size in bytes of the directory `step_N` with the highest N in a folder, or 0."""
     steps = list(step_directories(folder).values())
     return size_of(steps[-1]) if steps else 0
 
@@ -160,7 +163,7 @@ def size_of_newest_step(folder: Path) -> int:
 def size_of(path: Path) -> int:
     """Return the size in bytes of a file, or of all files under a directory.
 
-    Files deleted meanwhile count as 0.
+    Files that are deleted during the call count as 0.
     """
     try:
         if not path.is_dir() or path.is_symlink():
@@ -172,7 +175,7 @@ def size_of(path: Path) -> int:
 
 
 def human_bytes(count: int | None) -> str:
-    """Return a size as text, such as 12.3 GB; "unknown" for None."""
+    """Return a size in bytes as text, such as `12.3 GB`, or "unknown" for None."""
     if count is None:
         return "unknown"
     value = float(count)
@@ -184,7 +187,7 @@ def human_bytes(count: int | None) -> str:
 
 
 def _run_directory(path: Path) -> Path:
-    """Return the run directory of `path`: the nearest parent with a run.json."""
+    """Return the run directory of `path`: the nearest parent folder with a file `run.json`."""
     parents = list(path.absolute().parents)
     return next(
         (folder for folder in parents if (folder / "run.json").exists()), _nearest_existing(parents[0])

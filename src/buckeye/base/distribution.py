@@ -1,4 +1,4 @@
-"""Installation of Buckeye: its name, its requirements, and the command that installs a missing one."""
+"""Read the requirements of the installed Buckeye, and make the command that installs a missing package."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from packaging.utils import canonicalize_name
 from buckeye.errors import UsageError
 
 DISTRIBUTION = "buckeye-rl"
-"""Name in package indexes. The module is `buckeye`, which is the name of an unrelated distribution there."""
+"""Name of Buckeye in package indexes. There, the name `buckeye` belongs to an unrelated package."""
 CODE_FOLDER = str(Path(__file__).parents[1])
-"""Folder of the package `buckeye`."""
+"""Folder with the code of the package `buckeye`."""
 
 _COMMON_EXTRAS = ("hub", "mcp", "remote", "train")
 _LIBRARIES = (DISTRIBUTION, "torch", "transformers", "peft", "vllm")
@@ -41,7 +41,7 @@ def need(module: str, what: str) -> None:
 
 
 def missing(module: str, what: str) -> UsageError | None:
-    """Return the error for a missing module, or None if no extra contains it."""
+    """Return the error for a missing module, or None if no extra of Buckeye installs the module."""
     extra = _extra_with(module)
     if extra is None:
         return None
@@ -60,7 +60,7 @@ def install_command(*extras: str) -> str:
     bracket = f"[{','.join(extras)}]"
     try:
         direct_url = metadata.distribution(DISTRIBUTION).read_text("direct_url.json")
-    except metadata.PackageNotFoundError:  # only its source is on the path
+    except metadata.PackageNotFoundError:  # Buckeye is not installed; its source is in sys.path
         direct_url = None
     origin = json.loads(direct_url or "{}")
     if "dir_info" in origin:
@@ -77,14 +77,17 @@ def install_command(*extras: str) -> str:
 
 
 def cpu_torch_command(*flags: str) -> str:
-    """Return the command that installs the smaller torch without CUDA."""
+    """Return the command that installs the build of torch without CUDA, which is smaller."""
     installer = _installer()
     build = ["--torch-backend=cpu"] if installer[0] == "uv" else ["--index-url", _CPU_TORCH_INDEX]
     return shlex.join([*installer, *flags, "torch", *build])
 
 
 def requirements(extras: Iterable[str]) -> list[str]:
-    """Return the requirements with some extras, nested ones included, without Buckeye itself."""
+    """Return the requirements of Buckeye with these extras, as lines such as `torch>=2.6`.
+
+    Extras in these extras are included.
+    """
     base, optional = _declared_requirements()
     extra_lines = [line for extra in extras for line in optional.get(extra, [])]
     return sorted(_expand([*base, *extra_lines], optional))
@@ -108,7 +111,7 @@ def code_digest() -> str:
 
 
 def _expand(lines: Iterable[str], optional: dict[str, list[str]]) -> set[str]:
-    """Return the lines, with Buckeye's own extras replaced by their requirements."""
+    """Return the lines, with each line such as `buckeye-rl[train]` replaced by the lines of the extra."""
     queue, expanded, seen = list(lines), set(), set()
     while queue:
         if (line := queue.pop()) in seen:
@@ -124,9 +127,9 @@ def _expand(lines: Iterable[str], optional: dict[str, list[str]]) -> set[str]:
 
 
 def _extra_with(module: str) -> str | None:
-    """Return the extra of a module's distribution, which has the module's name.
+    """Return the extra that installs a module, or None. Of several extras, common ones are preferred.
 
-    Well-known extras come first.
+    The distribution of the module must have the name of the module.
     """
     _, optional = _declared_requirements()
     for extra in sorted(
@@ -139,7 +142,7 @@ def _extra_with(module: str) -> str | None:
 
 
 def _installer() -> list[str]:
-    """Return the command that installs into this interpreter, whether or not its environment is active."""
+    """Return the command that installs packages for this interpreter, also if its venv is not active."""
     if importlib.util.find_spec("pip") is None:
         return ["uv", "pip", "install", "--python", sys.executable]
     pip = shutil.which("pip")
@@ -149,7 +152,7 @@ def _installer() -> list[str]:
 
 
 def _declared_requirements() -> tuple[list[str], dict[str, list[str]]]:
-    """Return the required and the optional dependencies, by extra."""
+    """Return the requirements of Buckeye, and the additional requirements of each extra."""
     try:
         distribution = metadata.distribution(DISTRIBUTION)
     except metadata.PackageNotFoundError:
@@ -162,9 +165,9 @@ def _declared_requirements() -> tuple[list[str], dict[str, list[str]]]:
 
 
 def _extra_requirements(lines: Iterable[Requirement], extra: str | None) -> Iterator[str]:
-    """Yield the requirements of an extra, or with None those without one.
+    """Yield the requirements of an extra. If `extra` is None, yield the requirements without an extra.
 
-    Conditions on the platform are kept, since they may be evaluated on another machine.
+    The lines keep their conditions on the platform, because another machine may evaluate them.
     """
     for line in lines:
         marker = str(line.marker or "")

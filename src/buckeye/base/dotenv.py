@@ -1,4 +1,4 @@
-"""Reader of `.env` files: settings and keys of a project that are not in its repository."""
+"""Read `.env` files, which hold keys and other variables of a project outside of its repository."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ _ESCAPES = {"n": "\n", "t": "\t", "r": "\r"}
 
 
 def read_dotenv(path: Path) -> dict[str, str]:
-    """Return the variables of a file with lines `NAME=value`; empty if it does not exist.
+    """Return the variables in a file with lines `NAME=value`, or {} if the file does not exist.
 
-    `export` before a name, quotes around a value and comments are allowed. Nothing is expanded. Raise
-    `UsageError` with the line number, never with its content.
+    `export` before a name, quotes around a value and comments are allowed. References such as `$NAME` are not
+    expanded. Raise `UsageError` for an invalid line. The error has the line number, but not the content of
+    the line, which may be a secret.
     """
     try:
         text = path.read_text(encoding="utf-8-sig")

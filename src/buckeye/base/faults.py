@@ -1,8 +1,9 @@
-"""Fault points: named places in the code where tests make a process fail. Inactive in real runs.
+"""Fault points: named places in the code where tests make a process fail. They do nothing in real runs.
 
 `BUCKEYE_FAULTS="checkpoint.before_commit=kill@2,trainer.oom=oom"` names points and kinds of failure. `@2`
-means the second time that a process reaches the point (default: the first time). Each entry happens once per
-directory `BUCKEYE_FAULTS_DONE`, regardless of processes and restarts: the first one to fail leaves a mark.
+means the second time that a process reaches the point (default: the first time). Each entry makes only one
+process fail, once. That process leaves a file in the directory `BUCKEYE_FAULTS_DONE`, so other processes and
+restarts ignore the entry.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _visits: Counter[str] = Counter()
 
 
 def fault_point(name: str) -> None:
-    """Fail here if `BUCKEYE_FAULTS` requests it.
+    """Make this process fail if `BUCKEYE_FAULTS` requests a failure at the point `name`.
 
     Raise `OSError` (no space), `RuntimeError`, or torch's `OutOfMemoryError`.
     """
@@ -37,7 +38,7 @@ def fault_point(name: str) -> None:
 
 
 def _is_first(mark: str) -> bool:
-    """Return True for the first process of a run that leaves this mark."""
+    """Create the file `mark`. Return True if it did not exist."""
     try:
         Path(os.environ[FAULTS_DONE], mark).touch(exist_ok=False)
     except FileExistsError:

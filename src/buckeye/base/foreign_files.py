@@ -1,6 +1,6 @@
-"""Files that third parties may have placed: read only after checking their type and size.
+"""Read files that third parties may have placed, only after a check of their type and size.
 
-Imports only the standard library: vLLM's workers, in a separate environment, load this file too.
+This module imports only the standard library, because workers of vLLM load it in a separate environment.
 """
 
 from __future__ import annotations
@@ -11,17 +11,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 MAX_TEXT_BYTES = 256 * 2**20
-"""Maximum size of a file to read. The largest tokenizers and indexes have a tenth of it."""
+"""Maximum size of a file to read: ten times the size of the largest tokenizers and indexes."""
 
 
 class NotRegularFileError(ValueError):
-    """The path is a pipe, a device, a folder or a link instead of a file, or the file is too large."""
+    """The path is a pipe, device, folder or link instead of a regular file, or the file is too large."""
 
 
 def read_regular(path: Path, *, limit: int = MAX_TEXT_BYTES) -> bytes:
-    """Return the content of a regular file of at most `limit` bytes. Does not block on a pipe.
+    """Return the content of a regular file of at most `limit` bytes. The call does not block on a pipe.
 
-    Raise `OSError` if it cannot be opened, `NotRegularFileError` if it is not such a file.
+    Raise `OSError` if the path cannot be opened, and `NotRegularFileError` if it is not a regular file or
+    has more than `limit` bytes.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
     with open(descriptor, "rb") as file:
@@ -35,10 +36,10 @@ def read_regular(path: Path, *, limit: int = MAX_TEXT_BYTES) -> bytes:
 
 
 def data_folder(path: Path, root: Path) -> Path:
-    """Check that the folder `path` contains only files and folders. Return it with links resolved.
+    """Check that the folder `path` contains only files and folders. Return its path with links resolved.
 
-    Raise `OSError` if it cannot be read, `NotRegularFileError` if it is not below `root` or contains other
-    entries.
+    Raise `OSError` if the folder cannot be read, and `NotRegularFileError` if it is not below `root` or
+    contains other entries.
     """
     real, allowed = path.resolve(), root.resolve()
     if not real.is_relative_to(allowed):
@@ -52,12 +53,10 @@ def data_folder(path: Path, root: Path) -> Path:
 
 
 def list_regular_files(folder: Path) -> Iterator[Path]:
-    """Yield the files under a model's folder, sorted.
+    """Yield the files under the folder of a model, sorted.
 
-    A link counts as a file if its target is in the folder too, or among the blobs of the folder's cache.
-
-    Raise `NotRegularFileError` for a link with another target: that file would be copied as part of the
-    model.
+    A link counts as a file if its target is in the folder, or in `blobs` of the Hugging Face cache. Raise
+    `NotRegularFileError` for a link with another target, because a copy of the model would contain that file.
     """
     top = folder.resolve()
     blobs = top.parent.parent / "blobs" if top.parent.name == "snapshots" else top

@@ -1,7 +1,8 @@
-"""Heartbeat of a process to the launcher: its activity, and the process it waits for.
+"""Send heartbeats of this process to the launcher: its activity, and the process that it waits for.
 
-The launcher passes every process the write end of a pipe. A thread writes a line of JSON about once a second.
-A full pipe drops the line, so no process waits for the launcher. Without the pipe this module does nothing.
+The launcher gives each process the write end of a pipe. A thread writes a line of JSON about once a second.
+If the pipe is full, the line is dropped, so no process waits for the launcher. Without the pipe, this module
+does nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 HEARTBEAT_VARIABLE = "BUCKEYE_HEARTBEAT_FD"
-"""Environment variable with the pipe's file descriptor."""
+"""Environment variable with the file descriptor of the pipe."""
 
 _INTERVAL_SECONDS = 1.0
 _MAX_MESSAGE = 3000  # bytes; a pipe holds many lines of this length
@@ -29,8 +30,8 @@ _MAX_MESSAGE = 3000  # bytes; a pipe holds many lines of this length
 class _Activity:
     """Current activity of a process.
 
-    `doing` is its name, `on` the kind of process it waits for, and `since` its start (monotonic clock,
-    seconds). `progress` counts activities.
+    `doing` is the name of the activity. `on` is the kind of process that this process waits for, or None.
+    `since` is the start of the activity in seconds of the monotonic clock. `progress` counts the activities.
     """
 
     progress: int
@@ -49,9 +50,9 @@ _write_lock = threading.Lock()
 def report(doing: str, *, on: str | None = None) -> None:
     """Report the current activity of this process.
 
-    With `on` it waits for `doing` of that kind of process ("trainer", "orchestrator", "inference",
-    "environment", "disk", "store"); repeating this report is not progress. Without `on` every call is
-    progress. Costs about a microsecond.
+    With `on`, this process waits for `doing` from a process of the kind `on`: "trainer", "orchestrator",
+    "inference", "environment", "disk" or "store". A repeated report of the same wait is not progress. Without
+    `on`, every call is progress. A call takes about a microsecond.
     """
     global _activity
     last = _activity
@@ -62,35 +63,33 @@ def report(doing: str, *, on: str | None = None) -> None:
 
 
 def pulse() -> None:
-    """Report that the event loop of this process is running.
-
-    After the first call it must be called regularly.
-    """
+    """Report that the event loop of this process is running. After the first call, call it regularly."""
     global _pulse
     _pulse = time.monotonic()
 
 
 def ready() -> None:
-    """Report that this process has finished its start."""
+    """Report that this process has started up and is ready."""
     global _is_ready
     _is_ready = True
     _send()
 
 
 def failed(message: str, *, error: str, final: bool, code: str) -> None:
-    """Report why this process is about to end.
+    """Report the error that ends this process.
 
-    `error` is the class of the error and `code` its stable code; `final` means that a restart cannot fix it.
+    `error` is the class of the error, and `code` is its stable code. `final` means that a restart cannot fix
+    the error.
     """
     message = message.encode(errors="replace")[:_MAX_MESSAGE].decode(errors="ignore")
     _write({"failed": {"message": message, "error": error, "final": final, "code": code}})
 
 
 def leave(code: int) -> None:
-    """End this process now, if a launcher started it; otherwise return.
+    """End this process after its exit handlers, without the shutdown of the interpreter.
 
-    Exit handlers run first. Interpreter shutdown can take seconds without a heartbeat, and the run would wait
-    for it.
+    The shutdown can take seconds without a heartbeat, and the run would wait for it. If no launcher started
+    this process, the function returns.
     """
     if _pipe is None:
         return
@@ -102,10 +101,9 @@ def leave(code: int) -> None:
 
 
 def start() -> None:
-    """Start sending heartbeats.
+    """Start to send heartbeats. Call this function once, early, and after `die_with_parent`.
 
-    Call it once, early, after `die_with_parent`. Afterwards SIGUSR1 makes this process write the Python
-    stacks of all threads to its log.
+    After the call, SIGUSR1 makes this process write the Python stacks of all threads to its log.
     """
     global _pipe
     number = os.environ.pop(HEARTBEAT_VARIABLE, None)  # child processes must not inherit it
@@ -135,5 +133,5 @@ def _write(values: dict[str, Any]) -> None:
     with (
         _write_lock,
         contextlib.suppress(OSError),
-    ):  # full, or the launcher is gone: then this process ends too
+    ):  # the pipe is full, or the launcher has ended and this process ends, too
         os.write(_pipe, line)

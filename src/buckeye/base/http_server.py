@@ -1,4 +1,4 @@
-"""Common parts of all HTTP servers: the socket, and a connection limit that applies before authentication."""
+"""Common parts of all HTTP servers: the listening socket, and a limit on open connections."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from buckeye.errors import PortTakenError
 log = logging.getLogger(__name__)
 
 _MAX_CONNECTIONS = 4096
-_SPARE_DESCRIPTORS = 24  # for the server's own files, pipes and processes
-_ACCEPT_BACKLOG = 1  # asyncio accepts up to its backlog before it can close any connection
+_SPARE_DESCRIPTORS = 24  # for files, pipes and processes of the server
+_ACCEPT_BACKLOG = 1  # asyncio accepts this number of connections before the server can close one
 _QUEUE_LENGTH = 1024
 _LOG_SECONDS = 10.0
 
 
 def listen(host: str, port: int, *, change: str) -> socket.socket:
-    """Return a listening socket, so that no other server can take the port during the start.
+    """Return a listening socket. While the server starts, no other server can take the port.
 
-    Raise `PortTakenError`, with `change` as its hint, if the port is unavailable.
+    Raise `PortTakenError`, with the hint `change`, if the port is unavailable.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # asyncio sets TCP_NODELAY only on sockets with an explicit protocol; without it replies take 40 ms
-    # longer.
+    # asyncio sets TCP_NODELAY only on sockets with an explicit protocol. Without TCP_NODELAY, replies take
+    # 40 ms longer.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -47,9 +47,9 @@ def listen(host: str, port: int, *, change: str) -> socket.socket:
 
 
 def http_server(app: Any, **settings: Any) -> uvicorn.Server:
-    """Return a uvicorn server for an application, with further `settings`.
+    """Return a uvicorn server for an ASGI application. `settings` are further settings of uvicorn.
 
-    It writes no access log and leaves signals to the caller.
+    The server writes no access log, and does not change signal handlers.
     """
     config = uvicorn.Config(
         app,
@@ -77,16 +77,17 @@ class _Server(uvicorn.Server):
 
 
 class BoundedProtocol(H11Protocol):
-    """HTTP connection that makes room for later ones.
+    """HTTP connection that closes another connection if too many are open.
 
-    If there are too many, or descriptors run out, the connection that has been idle longest is closed.
+    Too many means more than 4,096, or more than the limit of open files allows. The connection that has been
+    idle for the longest time is closed. The limit also applies to clients without a key.
     """
 
     _idle_since = 0.0
     _closed_count, _logged_at = 0, 0.0
 
     def connection_made(self, transport: Any) -> None:
-        """Accept a connection, and close another one or this one if there are too many."""
+        """Accept this connection. If too many are open, close the idlest one, or this one if none is idle."""
         super().connection_made(transport)
         self._idle_since = time.monotonic()
         if _are_too_many(len(self.connections)):
@@ -98,7 +99,7 @@ class BoundedProtocol(H11Protocol):
         super().on_response_complete()
 
     def send_400_response(self, msg: str) -> None:
-        """Reply 400 to invalid HTTP, and discard the application's reply to the request in progress."""
+        """Reply 400 to invalid HTTP, and discard the reply of the application to the current request."""
         super().send_400_response(msg)
         if self.cycle is not None:
             self.cycle.disconnected = True

@@ -1,4 +1,4 @@
-"""Repository on the Hugging Face hub, to upload a folder to."""
+"""Upload a folder to a repository on the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ _NAME = re.compile(r"[A-Za-z0-9][\w.\-]*/[A-Za-z0-9][\w.\-]*", re.ASCII)
 
 
 def is_hub_name(name: str) -> bool:
-    """Return True if the hub accepts `name` for a repository: ORG/NAME."""
+    """Return True if `name` has the form ORG/NAME of a repository on the hub."""
     return _NAME.fullmatch(name) is not None
 
 
 class HubRepository:
     """Repository `org/name`, which may not exist yet.
 
-    `files` are its files, or None if it does not exist. `private` is its visibility, current or future. Raise
-    `UsageError` without a token, and if an existing repository is public but a private one is requested;
-    `RunError` if the hub does not reply.
+    `files` are its files, or None if it does not exist. `private` is True if the repository is private, or
+    will be private when `push` creates it. Raise `UsageError` without a token, or if `private` is requested
+    but the repository exists and is public. Raise `RunError` if the hub does not reply.
     """
 
     def __init__(self, name: str, kind: Literal["dataset", "model"], *, private: bool) -> None:
@@ -60,16 +60,17 @@ class HubRepository:
 
     @property
     def visibility(self) -> str:
-        """Text that describes who will see the repository."""
+        """Visibility of the repository as text, such as `existing, private`."""
         kind = "private" if self.private else "public"
         if self.files is not None:
             return f"existing, {kind}"
         return f"new, {kind}" + ("" if self.private else "; add --private to change that")
 
     def push(self, folder: Path, message: str, *, replaced: Sequence[str] = ()) -> str:
-        """Upload the folder in one commit, creating the repository if necessary; return its URL.
+        """Upload the folder in one commit, and return the URL of the repository.
 
-        Files that match `replaced` and are not in the folder are removed from the repository.
+        If the repository does not exist, create it. Files of the repository that match a pattern in
+        `replaced` and are not in the folder are deleted.
         """
         try:
             url = self._api.create_repo(self.name, repo_type=self._kind, private=self.private, exist_ok=True)

@@ -1,6 +1,6 @@
-"""Files that grow by whole lines.
+"""Append lines to files and read JSON Lines.
 
-Each line is written completely or not at all, also on a full disk or with several appending processes.
+A line is written completely or not at all, even if the disk is full or several processes append lines.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ import msgspec
 
 from buckeye.base.storage import well_formed
 
-_LOCK_SECONDS = 2.0  # a process suspended in the middle of a line blocks others no longer than this
+_LOCK_SECONDS = 2.0  # if a process is suspended while it writes, others wait for its lock for this time
 
 
 def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the objects of a JSON Lines file in order; none without a file.
+    """Yield the objects of a JSON Lines file in order. A missing file has no objects.
 
-    Invalid lines, such as a partial line of a killed process, are skipped.
+    Invalid lines are skipped, such as the partial line of a killed process.
     """
     if not path.exists():
         return
@@ -48,9 +48,9 @@ def parse_json_lines(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
 
 
 def parse_lenient_json(line: bytes) -> Any:
-    """Parse JSON with errors that strict parsers reject. Return None if it is not JSON.
+    """Parse JSON that strict parsers reject. Return None if the line is not JSON.
 
-    Half a surrogate pair and invalid UTF-8 become U+FFFD; texts may contain control characters.
+    Half a surrogate pair and invalid UTF-8 become U+FFFD. Texts may contain control characters.
     """
     try:
         return well_formed(json.loads(line.decode("utf-8-sig", "replace"), strict=False))
@@ -69,14 +69,14 @@ def fix_json(line: bytes) -> bytes:
 
 
 class LineTail:
-    """Reader that follows a file from byte `position` on (default: its current end)."""
+    """Reader of lines that are appended to a file after byte `position` (default: its current end)."""
 
     def __init__(self, path: Path, position: int | None = None) -> None:
         self._path = path
         self.position = position if position is not None else path.stat().st_size if path.exists() else 0
 
     def read_new(self) -> list[bytes]:
-        """Return the complete lines since the last call, and set `position` to the start of the next one."""
+        """Return the complete lines since the last call, and set `position` to the end of these lines."""
         if not self._path.exists():
             return []
         with self._path.open("rb") as file:
@@ -88,7 +88,7 @@ class LineTail:
 
 
 class LineFile:
-    """File to append lines to, created if missing."""
+    """File to append lines to. The file is created if it does not exist."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -97,9 +97,8 @@ class LineFile:
     def append(self, lines: bytes) -> None:
         """Append one or more lines, each with its newline.
 
-        Raise `OSError` if that fails; the file is then unchanged.
-
-        A partial line at the end, left by a killed process or machine, is terminated first.
+        If the write fails, the file remains unchanged, and `OSError` is raised. If the file ends with the
+        partial line of a killed process, write a newline before the lines.
         """
         append_lines(self._fd, lines)
 
@@ -110,8 +109,8 @@ class LineFile:
 def append_lines(descriptor: int, lines: bytes) -> None:
     """Append lines to a file that is open for appending.
 
-    Raise `OSError` if that fails; a regular file is then unchanged. In a terminal or a pipe, written data
-    stays.
+    If the write fails, a regular file remains unchanged, and `OSError` is raised. A terminal or a pipe may
+    then have a part of the lines.
     """
     if not is_file(descriptor):
         _write_all(descriptor, lines)
@@ -121,22 +120,22 @@ def append_lines(descriptor: int, lines: bytes) -> None:
         try:
             _write_all(descriptor, b"\n" + lines if _ends_with_partial_line(descriptor, size) else lines)
         except OSError:
-            if is_locked:  # otherwise the end of the file may be another process's line
+            if is_locked:  # without the lock, another process may have appended a line
                 os.ftruncate(descriptor, size)
             raise
 
 
 def is_file(descriptor: int) -> bool:
-    """Return True for a regular file, not a terminal or a pipe."""
+    """Return True if the descriptor is a regular file, and not a terminal or a pipe."""
     return stat.S_ISREG(os.fstat(descriptor).st_mode)
 
 
 class LineStream(io.TextIOBase):
-    """Text stream of whole lines to a file, which never fails on a full disk.
+    """Text stream that writes whole lines to a file, and does not fail on a full disk.
 
-    Lines that do not fit on the disk are dropped. The next written line reports their number.
-
-    A line is written when it is complete, or at `flush`. `descriptor` is open for appending and stays open.
+    If the disk is full, lines are dropped. The next written line reports the number of dropped lines. A line
+    is written when it is complete, or at `flush`. `descriptor` must be open for appending; `close` does not
+    close it.
     """
 
     encoding = "utf-8"
@@ -183,7 +182,7 @@ class LineStream(io.TextIOBase):
 def printable(text: str) -> str:
     r"""Return a text with invisible characters as escapes (`\x1b`), except newlines and tabs.
 
-    Texts of a policy or an environment could otherwise control the terminal.
+    Without this, the text of a policy or an environment could control the terminal.
     """
     return "".join(char if char.isprintable() or char in "\n\t" else repr(char)[1:-1] for char in text)
 
@@ -202,7 +201,7 @@ def _ends_with_partial_line(descriptor: int, size: int) -> bool:
         return False
     try:
         return os.pread(descriptor, 1, size - 1) != b"\n"
-    except OSError:  # open for writing only
+    except OSError:  # the descriptor is open only for writing
         return False
 
 

@@ -1,7 +1,7 @@
-"""Lookup of keys: the environment, the project's `.env`, and `~/.buckeye/.env`, in that order.
+"""Look up keys in the environment, in `.env` of the project, and in `~/.buckeye/.env`, in this order.
 
-Values are looked up when they are used, and passed to their users. They are never added to this process's
-environment, which its children would inherit.
+A key is looked up when it is used. Keys from files are not added to `os.environ`, because child processes
+would inherit them.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _PLAIN = re.compile(r"[\w.:/+=@%,~-]+", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class KeyState:
-    """Key by name: its purpose, its source (`where`, None if not found), and its masked value."""
+    """State of a key, for display. `where` is the source of the value. If no value is found, it is None."""
 
     name: str
     purpose: str
@@ -53,16 +53,16 @@ class KeyState:
 
 
 def home_folder() -> Path:
-    """Return the user's Buckeye folder: `~/.buckeye`, or BUCKEYE_HOME."""
+    """Return the folder of Buckeye in the home directory: BUCKEYE_HOME, or `~/.buckeye`."""
     given = os.environ.get(HOME_VARIABLE)
     return Path(given).expanduser() if given else Path.home() / ".buckeye"
 
 
 def key_files() -> list[Path]:
-    """Return the files that may hold keys, in order of precedence; they need not exist.
+    """Return the two files that may hold keys, in order of precedence. They need not exist.
 
-    The first is the nearest `.env` from the current folder up to the root of the project, the second the
-    user's. Raise `UsageError` if another user placed a file in the current folder.
+    The first is the nearest `.env` in the current folder or a parent folder, up to the root of the project.
+    The second is `.env` in `home_folder()`. Raise `UsageError` if another user may have written the first.
     """
     start = Path.cwd()
     project = next((path for path in _project_files(start) if path.is_file()), start / ENV_FILE)
@@ -76,7 +76,7 @@ def key_files() -> list[Path]:
 
 
 def variables() -> dict[str, str]:
-    """Return all variables for keys and tasks; the environment takes precedence over the files.
+    """Return the variables of the environment and of the key files. The environment takes precedence.
 
     Raise `UsageError` for a file that cannot be read.
     """
@@ -85,16 +85,16 @@ def variables() -> dict[str, str]:
 
 
 def key(name: str) -> str:
-    """Return the value of a key, or "". Raise `UsageError` for a file that cannot be read."""
+    """Return the value of a key, or "" if it is not set. Raise `UsageError` for an unreadable key file."""
     return os.environ.get(name) or variables().get(name, "")
 
 
 def check_variables(env_name: str, names: Iterable[str]) -> None:
-    """Raise `UsageError` if a variable that an environment must get is not set."""
+    """Raise `UsageError` if a variable that the environment `env_name` requires is not set."""
     for name in names:
         if not key(name):
             raise UsageError(
-                f"environment {env_name} requires the variable {name}, which is not set, nor in .env",
+                f"environment {env_name} requires the variable {name}, which is not set and not in .env",
                 code="BK-KEY-MISSING",
                 hint=f"set it: buckeye auth set {name}",
             )
@@ -103,8 +103,8 @@ def check_variables(env_name: str, names: Iterable[str]) -> None:
 def child_environment(environ: Mapping[str, str], *, runs_rollouts: bool) -> dict[str, str]:
     """Return the variables for a child process, without the keys that it does not need.
 
-    A process that runs rollouts (`runs_rollouts`) may need keys of tasks and of grading models, under any
-    name.
+    If the process runs rollouts, it keeps all variables except keys of Buckeye for other purposes, because
+    tasks and grading models may use keys with any name.
     """
     if runs_rollouts:
         return {name: value for name, value in environ.items() if name not in KEYS or name in _ROLLOUT_KEYS}
@@ -112,16 +112,16 @@ def child_environment(environ: Mapping[str, str], *, runs_rollouts: bool) -> dic
 
 
 def key_states() -> list[KeyState]:
-    """Return every known key and every other name in the key files, with the source that takes precedence."""
+    """Return the states of the keys in `KEYS`, and of all other variables in the key files."""
     files = {path: read_dotenv(path) for path in key_files()}
     others = sorted({name for values in files.values() for name in values} - set(KEYS))
     return [_key_state(name, files) for name in [*KEYS, *others]]
 
 
 def set_key(name: str, value: str) -> Path:
-    """Write a key to the user's own file atomically, readable only by the user; other lines stay.
+    """Write a key to `.env` in `home_folder()`, keep its other lines, and return the path of the file.
 
-    Return the file. Raise `UsageError` for an invalid name or value.
+    Only the user can read the file. Raise `UsageError` for an invalid name or value.
     """
     if not name.isidentifier() or not name.isascii():
         hint = "use letters, digits and _, as HF_TOKEN"
@@ -130,7 +130,7 @@ def set_key(name: str, value: str) -> Path:
         message = f"the value of {name} is empty, or has invisible characters"
         raise UsageError(message, code="BK-KEY-INVALID", hint="copy the value again")
     path = home_folder() / ENV_FILE
-    read_dotenv(path)  # raises for a damaged file, which is then not overwritten
+    read_dotenv(path)  # raises for a damaged file, so that it is not overwritten
     lines = path.read_text(encoding="utf-8-sig").splitlines() if path.exists() else []
     new_line = f"{name}={_quote(value)}"
     indices = [i for i, line in enumerate(lines) if _name_in(line) == name]
@@ -145,9 +145,9 @@ def set_key(name: str, value: str) -> Path:
 
 @contextlib.contextmanager
 def generated_key(name: str, port: int) -> Iterator[str]:
-    """Yield a key for one start of a server on a local port.
+    """Yield a new key for a server on a local port.
 
-    During the block it is in a file that only this user can read; `local_key` finds it.
+    During the block, a file that only this user can read has the key, so that `local_key` finds it.
     """
     value, path = secrets.token_urlsafe(24), generated_key_file(name, port)
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -164,13 +164,13 @@ def generated_key(name: str, port: int) -> Iterator[str]:
 def key_for(name: str, url: str) -> str:
     """Return the value of a key for the inference server at `url`.
 
-    If it is not set, return the key that the server generated, or "".
+    If the key is not set, return the key that the server generated, or "" without one.
     """
     return key(name) or local_key("BUCKEYE_INFERENCE_KEY", url)
 
 
 def local_key(name: str, url: str) -> str:
-    """Return the key `name` that a server of this user generated, or "" without one at that address."""
+    """Return the key `name` that a server of this user at `url` generated, or "" without such a server."""
     with contextlib.suppress(OSError, ValueError):
         parts = urlsplit(url)
         path = generated_key_file(name, parts.port or 80)
@@ -180,25 +180,24 @@ def local_key(name: str, url: str) -> str:
 
 
 def generated_keys_folder() -> Path:
-    """Return the folder of keys that servers of this user generated."""
+    """Return the folder with the keys that servers of this user generated."""
     return home_folder() / "servers"
 
 
 def generated_key_file(name: str, port: int) -> Path:
-    """Return the file of the key that a server on this port generated for one start."""
+    """Return the path of the file with the key that a server on this port generates."""
     return generated_keys_folder() / f"{name}-{port}"
 
 
 def masked(value: str) -> str:
-    """Return the ends of a long value, and none of a short one."""
+    """Return the first and last characters of a value, such as `sk-…3f`, or `…` for a short value."""
     return f"{value[:3]}…{value[-2:]}" if len(value) >= 16 else "…"
 
 
 def _project_files(folder: Path) -> Iterator[Path]:
-    """Yield `.env` of a folder and of its parents.
+    """Yield the path `.env` in a folder and in its parents, up to the root of its repository.
 
-    Stop at the root of a repository, below the home directory, and below a folder that another user owns or
-    that everybody can write to.
+    Stop before the home directory, and before a folder that another user owns or that all users can write to.
     """
     home = Path.home()
     yield folder / ENV_FILE

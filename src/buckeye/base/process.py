@@ -1,6 +1,6 @@
-"""Basics of every Buckeye process: identity, threads, stopping and ending with its parent.
+"""Basic functions of every process of Buckeye: child processes, threads, stop signals, end with the parent.
 
-Also protects keys in the environment of the process from other processes of the user.
+This module also protects keys in the environment of a process from other processes of the user.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from buckeye.base.process_guard import GUARD
 EXIT_INTERRUPTED = 130
 """Exit code of a command that SIGTERM, SIGINT or SIGHUP ended before its work was done."""
 STORE_VARIABLE = "BUCKEYE_STORE"
-"""Environment variable with the name of the rendezvous file of one host's trainer ranks."""
+"""Environment variable with the name of the rendezvous file of the trainer ranks on one host."""
 PROGRESS_BAR_SWITCHES = ("HF_HUB_DISABLE_PROGRESS_BARS", "HF_DATASETS_DISABLE_PROGRESS_BARS")
-"""Variables that switch off progress bars: of huggingface_hub and transformers, and of `datasets`."""
+"""Environment variables that switch off the progress bars of huggingface_hub, transformers and datasets."""
 
 _INHERITED_VARIABLES = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "TZ")
 _CERTIFICATE_VARIABLES = (
@@ -39,7 +39,7 @@ _CERTIFICATE_VARIABLES = (
     "CURL_CA_BUNDLE",
     "NODE_EXTRA_CA_CERTS",
 )
-_DEFAULT_OPEN_FILES = 65_536  # if the system has no maximum
+_DEFAULT_OPEN_FILES = 65_536  # limit of open files if the system has no maximum
 _SECRET_NAME = re.compile(
     r"(.*_)?(API)?(KEY|KEYS|TOKEN|TOKENS|SECRET|SECRETS|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?|PAT)(_.*)?",
     re.I,
@@ -53,9 +53,9 @@ _MAX_SECRETS_BYTES = 60_000  # a pipe holds this much without a reader
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunIdentity:
-    """Run that a file belongs to.
+    """Id of a run and number of its attempt.
 
-    `attempt` counts the starts of the run, so a resumed run never reads leftovers of earlier attempts.
+    Files have both, so that a resumed run does not use files of an earlier attempt.
     """
 
     run_id: str
@@ -63,21 +63,21 @@ class RunIdentity:
 
 
 def run_identity() -> RunIdentity:
-    """Return the identity set by the launcher, or the default one for processes started by hand."""
+    """Return the identity that the launcher has set, or a default for a process without a launcher."""
     return RunIdentity(
         run_id=os.environ.get("BUCKEYE_RUN_ID", "local"), attempt=int(os.environ.get("BUCKEYE_ATTEMPT", "1"))
     )
 
 
 def cpu_threads() -> int:
-    """Return the number of compute threads for this process on a CPU: the launcher's share, or all cores."""
+    """Return the number of compute threads on a CPU: BUCKEYE_THREADS from the launcher, or all cores."""
     return int(os.environ.get("BUCKEYE_THREADS", "0")) or usable_cores()
 
 
 def usable_cores() -> int:
-    """Return the number of processors for this process.
+    """Return the number of cores that this process may use.
 
-    It depends on the affinity and on a container's quota (cgroup v2 `cpu.max`).
+    It depends on the CPU affinity and on the quota of the container (cgroup v2 `cpu.max`).
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
@@ -92,18 +92,18 @@ def idle_spins(*, cores_to_itself: bool) -> str:
 
     A value that the user has set is returned unchanged.
 
-    A small model's next operation comes within microseconds, and waking a thread takes longer. With exclusive
-    cores, computation is 1.1 to 1.7 times as fast if threads spin 5,000 times. Next to another computing
-    program it is up to 1.9 times as slow, so a thousand spins are used in this case. The library's default of
-    hundreds of thousands is ten times as slow.
+    A small model starts the next operation within microseconds, and waking a thread takes longer. If no other
+    program uses the cores, 5,000 spins make the computation 1.1 to 1.7 times as fast. If another program
+    computes, 5,000 spins make it up to 1.9 times as slow, so the function returns 1,000. The default of
+    OpenMP, hundreds of thousands of spins, is ten times as slow.
     """
     return os.environ.get("GOMP_SPINCOUNT", "5000" if cores_to_itself else "1000")
 
 
 def raise_open_files_limit() -> None:
-    """Raise the limit of open files for this process and its children to the user's maximum.
+    """Raise the limit of open files for this process and its children to the maximum of the user.
 
-    Every running rollout has some open, and the default limit is 256 or 1024.
+    Every running rollout has open files and connections, and the default limit is only 256 or 1024.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = hard if hard != resource.RLIM_INFINITY else _DEFAULT_OPEN_FILES
@@ -116,9 +116,9 @@ def raise_open_files_limit() -> None:
 def run_program(
     argv: Sequence[str], *, seconds: float, env: Mapping[str, str] | None = None, cwd: Path | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run a program to its end and capture its output.
+    """Run a program until it ends, with empty stdin, and return its exit code and output.
 
-    Its stdin is empty. Raise `OSError` if it cannot start, `subprocess.TimeoutExpired` after `seconds`.
+    Raise `OSError` if the program cannot start, and `subprocess.TimeoutExpired` after `seconds`.
     """
     return subprocess.run(  # noqa: S603, an argument list without a shell
         argv,
@@ -134,10 +134,10 @@ def run_program(
 
 
 class ChildProcess:
-    """Program started in a separate session. All processes in the session end with it.
+    """Program in a separate session. When the program ends, all processes in its session are killed.
 
-    Its outputs default to those of this process. If it is `guarded`, its session also ends with this process,
-    even after SIGKILL. Raise `OSError` if it cannot be started.
+    By default, stdout and stderr are those of this process. With `guarded`, the session is also killed when
+    this process ends, even by SIGKILL. Raise `OSError` if the program cannot start.
     """
 
     def __init__(
@@ -168,31 +168,34 @@ class ChildProcess:
 
     @property
     def returncode(self) -> int | None:
-        """Exit code, or None while it runs.
+        """Exit code, or None while the program runs.
 
-        The rest of its session is killed as soon as its end is noticed: later the id may belong to another
-        process.
+        When this property first notices the end, it kills the other processes of the session. Later, another
+        process could have the id of the session.
         """
         if self._process.returncode is None and self._process.poll() is not None:
             self._finish()
         return self._process.returncode
 
     def signal(self, number: int, *, session: bool) -> None:
-        """Send a signal to it, or to its whole session. Does nothing after its end."""
+        """Send a signal to the program, or to its whole session, unless the program has ended."""
         if self.returncode is None:
             (self._kill if session else self._process.send_signal)(number)
 
     def wait(self, seconds: float | None = None) -> int:
-        """Return its exit code. Raise `subprocess.TimeoutExpired` if it runs longer than `seconds`."""
+        """Wait until the program ends, and return its exit code.
+
+        Raise `subprocess.TimeoutExpired` after `seconds`.
+        """
         if self._process.returncode is None:
             self._process.wait(seconds)
             self._finish()
         return self._process.returncode
 
     def end(self, seconds: float, *, session: bool) -> bool:
-        """Send SIGTERM to it, or to its whole session, and kill the rest after `seconds`.
+        """Send SIGTERM to the program, or to its whole session. Kill the session after `seconds`.
 
-        Return True if it ended in time.
+        Return True if the program ended in time.
         """
         self.signal(signal.SIGTERM, session=session)
         try:
@@ -215,7 +218,7 @@ class ChildProcess:
 
 
 class AsyncChild(Protocol):
-    """Child process as created by asyncio."""
+    """Child process of asyncio."""
 
     @property
     def returncode(self) -> int | None:
@@ -225,7 +228,8 @@ class AsyncChild(Protocol):
 async def ends_within(process: AsyncChild, seconds: float) -> bool:
     """Return True if a child process ends within `seconds`.
 
-    Unlike `wait()`, this does not wait for its pipes, which a grandchild may keep open.
+    Unlike `process.wait()`, this function does not wait until the pipes of the process close. A grandchild
+    may keep them open.
     """
     import asyncio
 
@@ -240,13 +244,13 @@ async def ends_within(process: AsyncChild, seconds: float) -> bool:
 
 
 class StopFlag:
-    """Flag set by SIGTERM, SIGINT and SIGHUP, for a loop to check between two steps."""
+    """Flag that SIGTERM, SIGINT and SIGHUP set. A loop checks the flag between two steps."""
 
     def __init__(self) -> None:
         self.requested = False
 
     def install(self) -> StopFlag:
-        """Register for the signals; call it from the main thread. Under `nohup` SIGHUP remains ignored."""
+        """Install the signal handlers. Call it in the main thread. Under `nohup`, SIGHUP remains ignored."""
         signal.signal(signal.SIGTERM, self._request)
         signal.signal(signal.SIGINT, self._request)
         if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
@@ -263,20 +267,20 @@ _stop_requests = 0
 
 
 def stop_requests() -> int:
-    """Return the number of stop requests to this process, for waits without access to the flag."""
+    """Return the number of stop signals that `StopFlag` has received in this process."""
     return _stop_requests
 
 
 def stop_requested() -> bool:
-    """Return True if this process received a stop request."""
+    """Return True if `StopFlag` has received a stop signal in this process."""
     return _stop_requests > 0
 
 
 def die_with_parent() -> None:
     """End this process when its launcher ends, even if the launcher is killed by SIGKILL.
 
-    On Linux the kernel sends SIGKILL (PR_SET_PDEATHSIG); elsewhere a thread watches the parent's pid. Does
-    nothing in a process without a launcher.
+    On Linux, the kernel sends SIGKILL (PR_SET_PDEATHSIG). On other systems, a thread checks the pid of the
+    parent. In a process without a launcher, the function does nothing.
     """
     launcher = int(os.environ.get("BUCKEYE_PARENT_PID", "0"))
     if not launcher:
@@ -287,8 +291,8 @@ def die_with_parent() -> None:
     import psutil
 
     parent = os.getppid()
-    orphaned = parent == 1 and launcher != 1  # in a container the launcher may be process 1 itself
-    if orphaned or not psutil.pid_exists(launcher):  # it died before the request took effect
+    orphaned = parent == 1 and launcher != 1  # in a container, the launcher may be process 1
+    if orphaned or not psutil.pid_exists(launcher):  # the launcher ended before the call of prctl
         os._exit(1)
     if sys.platform != "linux":
         threading.Thread(target=_watch_parent, args=(parent,), daemon=True).start()
@@ -301,25 +305,25 @@ def _watch_parent(parent: int) -> None:
 
 
 def clean_environment(given: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of a server process, without keys and settings.
+    """Return the environment variables of a server process: `given`, and a few harmless ones.
 
-    It contains the paths of programs, home, temporary files and certificates, the language, and the task's
-    variables. It contains no other variable of this process.
+    The harmless variables are the paths of programs, home, temporary files and certificates, the language and
+    the time zone. Other variables of this process, such as keys, are left out.
     """
     names = (*_INHERITED_VARIABLES, *_CERTIFICATE_VARIABLES)
     return {name: os.environ[name] for name in names if name in os.environ} | dict(given)
 
 
 def is_secret(name: str) -> bool:
-    """Return True if a variable of that name holds a key, a password or similar."""
+    """Return True if the name of a variable shows that it holds a key, a password or another secret."""
     return _SECRET_NAME.fullmatch(name) is not None and name != _SECRETS_VARIABLE
 
 
 def hand_over_secrets(env: Mapping[str, str]) -> tuple[dict[str, str], int | None]:
-    """Return the variables for starting a Buckeye process, and the read end of a pipe with the secret ones.
+    """Return the variables for a process of Buckeye without secrets, and the read end of a pipe with secrets.
 
-    The caller passes the descriptor to the process and closes it. Without secrets, or if they exceed a pipe's
-    capacity, None replaces the descriptor.
+    The caller passes the descriptor of the pipe to the process, and closes it. Without secrets, or if they do
+    not fit into a pipe, all variables and None are returned.
     """
     secrets = {name: value for name, value in env.items() if is_secret(name)}
     data = json.dumps(secrets).encode()
@@ -334,9 +338,9 @@ def hand_over_secrets(env: Mapping[str, str]) -> tuple[dict[str, str], int | Non
 
 
 def receive_secrets() -> None:
-    """Read the secrets handed over to this process, and erase those it was started with.
+    """Add the secrets from the pipe of `hand_over_secrets` to `os.environ`.
 
-    Call it first, before other threads exist.
+    On Linux, also erase secrets in /proc/PID/environ. Call this function before other threads exist.
     """
     descriptor = os.environ.pop(_SECRETS_VARIABLE, None)
     if descriptor is not None:
@@ -348,25 +352,22 @@ def receive_secrets() -> None:
 
 
 def forbid_tracing() -> None:
-    """Forbid other processes of this user to read this process's memory or trace it.
+    """Forbid other processes of this user to trace this process and to read its memory. Linux only.
 
-    (Root may, with the right to trace.) For processes that start third-party code.
+    Processes that start third-party code call this function. Root can still trace this process.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
 def _blank_block(names: set[bytes]) -> None:
-    """Write zeros over variables in the kernel's copy of the environment.
-
-    This program keeps its own copies.
-    """
+    """Overwrite variables in the memory that /proc/PID/environ shows. `os.environ` keeps its copies."""
     fields = Path("/proc/self/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
     start, end = int(fields[_ENV_START]), int(fields[_ENV_END])
     if not 0 < start < end:
         return
     for name in names:
-        os.environb[name] = os.environb[name]  # C's `environ` points to a copy now
+        os.environb[name] = os.environb[name]  # makes `environ` of C point to a copy
     address = start
     for entry in ctypes.string_at(start, end - start).split(b"\0"):
         if entry.partition(b"=")[0] in names:
@@ -375,7 +376,7 @@ def _blank_block(names: set[bytes]) -> None:
 
 
 def remove_secrets(text: str, secrets: Iterable[str]) -> str:
-    """Return a text without secrets, which a failing server may have printed."""
+    """Return a text with `(redacted)` in place of secrets. A failing server may have printed them."""
     for secret in secrets:
         if len(secret) >= _MIN_SECRET_LENGTH:
             text = text.replace(secret, "(redacted)")

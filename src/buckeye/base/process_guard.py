@@ -1,13 +1,14 @@
-"""Guard process: kills process groups after the process that started them has ended, for any reason.
+"""Guard process: it kills process groups when the process that started them has ended for any reason.
 
-A server may have children (`npx`, `uvx`), so a death signal to the server alone is not enough. Each Buckeye
-process has a small guard process, which reads `+PGID` and `-PGID` from its standard input. The kernel closes
-this pipe when the Buckeye process ends, even by SIGKILL. Then the guard kills all listed groups.
+Programs such as `npx` and `uvx` start the server as their child, so it is not enough to kill the program. A
+process of Buckeye that starts such programs also starts a guard process. The guard reads `+PGID` and `-PGID`
+from its standard input. When the process of Buckeye ends, even by SIGKILL, the kernel closes this pipe, and
+the guard kills all listed groups.
 
-A child may leave its process group. For this case, programs have a mark in their environment, which all their
-children inherit. On Linux, the guard also kills all processes with such a mark.
+A child may leave its process group. So programs get a mark in an environment variable, which all their
+children inherit. On Linux, the guard also kills all processes with its mark.
 
-This file runs as a script, without site packages, so it imports nothing of Buckeye.
+This file runs as a script without site packages, so it imports nothing of Buckeye.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ import threading
 from pathlib import Path
 
 MARK_VARIABLE = "BUCKEYE_STARTED_BY"
-"""Variable that contains the mark."""
-_ROUNDS = 10  # repeat the search: a process may start others meanwhile
+"""Environment variable that contains the mark."""
+_ROUNDS = 10  # number of searches, because a process may start others before it is killed
 
 
 def kill_marked(mark: str) -> None:
@@ -48,12 +49,12 @@ def _processes() -> list[int]:
 def _environment(pid: int) -> bytes:
     try:
         return b"\0" + Path(f"/proc/{pid}/environ").read_bytes()
-    except OSError:  # it has ended, or belongs to another user
+    except OSError:  # the process has ended, or belongs to another user
         return b""
 
 
 class Guard:
-    """The guard of this process. It is started with the first group, and restarted if it ends."""
+    """Client of the guard process. It starts the guard for the first group, and restarts an ended guard."""
 
     def __init__(self) -> None:
         self._groups: set[int] = set()
@@ -66,21 +67,21 @@ class Guard:
         return f"{self._mark}.{secrets.token_hex(8)}"
 
     def mark_children(self) -> None:
-        """Mark all programs that this process starts from now on. Linux only."""
+        """Mark all programs that this process starts after this call. Linux only."""
         with self._lock:
             if self._process is None:
                 self._start()
         os.environ[MARK_VARIABLE] = f"{self._mark}.{MARK_VARIABLE}"
 
     def watch(self, group: int) -> None:
-        """Kill the group when this process ends."""
+        """Let the guard kill the group when this process ends."""
         with self._lock:
             self._groups.add(group)
             if self._process is None or not self._send(f"+{group}"):
                 self._start()
 
     def forget(self, group: int) -> None:
-        """Remove a group that has ended."""
+        """Remove a group that has ended from the list of the guard."""
         with self._lock:
             self._groups.discard(group)
             if self._process is not None and not self._send(f"-{group}"):

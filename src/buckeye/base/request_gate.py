@@ -1,11 +1,13 @@
-"""Access control in front of every HTTP server: the key, the origin and the form of a request.
+"""Access control of every HTTP server: it checks the key, the origin and the form of a request.
 
-A page in a local browser can reach loopback servers, so an address grants no access. The key does. In
-addition, a request must name this server in `Host` (otherwise a third-party name may point here, DNS
-rebinding), must not come from an unlisted page, and must be JSON, which a page cannot send without a
-preflight.
+A page in a local browser can reach loopback servers, so the address of a client grants no access. A request
+needs the key, and must pass these checks:
 
-Imports only the standard library: vLLM's server, in a separate environment, loads this file too.
+- `Host` names this server. This prevents DNS rebinding, where a third-party name points to this server.
+- The request does not come from a web page that is not listed.
+- The body is JSON, which a page cannot send without a preflight request.
+
+This module imports only the standard library, because vLLM's server loads it in a separate environment.
 """
 
 from __future__ import annotations
@@ -42,10 +44,11 @@ class Denial(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AccessRules:
-    """Access rules of a server on the address `host`.
+    """Access rules of a server that listens on the address `host`.
 
-    Without a `key` only the paths in `public`, and those below them, are served; None means all. `hosts` are
-    additional names that clients may use, `origins` the pages that may use it.
+    If `key` is None, only the paths in `public` and paths below them are served. If `public` is also None,
+    all paths are served. `hosts` are additional names of the server that clients may use. `origins` are the
+    web pages that may use the server.
     """
 
     host: str
@@ -94,10 +97,10 @@ def _is_own_host(host: str, rules: AccessRules) -> bool:
         return True
     try:
         ipaddress.ip_address(host)
-    except ValueError:  # not an address: must be a name of this machine
+    except ValueError:  # not an address, so it must be a name of this machine
         own = socket.gethostname().lower()
         return host.partition(".")[0] == own.partition(".")[0] and host in (own, socket.getfqdn().lower())
-    return True  # no name was resolved, so none can point here maliciously
+    return True  # an address needs no DNS, so DNS rebinding is not possible
 
 
 def _check_origin(
@@ -147,13 +150,13 @@ def openai_body(denial: Denial) -> bytes:
 
 
 class RequestGate:
-    """ASGI middleware that admits requests by the rules. `body` formats the JSON of a refusal."""
+    """ASGI middleware that refuses requests against the rules. `body` makes the body of a refusal."""
 
     def __init__(self, app: _App, rules: AccessRules, body: Callable[[Denial], bytes] = openai_body) -> None:
         self._app, self._rules, self._body = app, rules, body
 
     async def __call__(self, scope: _Scope, receive: _Receive, send: _Send) -> None:
-        """Pass the request on, or reply with a refusal."""
+        """Pass the request on to the application, or reply with a refusal."""
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return

@@ -1,8 +1,9 @@
-"""Atomic files and directories: either complete or absent.
+"""Write files and directories atomically: readers see the old content or the new content.
 
-Everything is written under a temporary sibling name `.<name>.tmp-<pid>-<host>`, synced to disk, and renamed.
-So a process killed at any point leaves the old state or the new one. The next writer in that folder on that
-host removes its temporary files; processes of other hosts may still be alive.
+A file or directory is written under the temporary name `.<name>.tmp-<pid>-<host>` in the target folder,
+synced to disk, and renamed. If the process is killed, the temporary file remains. The next process on the
+host that writes to the folder deletes it. Temporary files of other hosts remain, because their processes may
+still be alive.
 """
 
 from __future__ import annotations
@@ -42,9 +43,9 @@ def write_directory(
 ) -> None:
     """Create the directory `final` atomically, with the content written by `fill(directory)`.
 
-    If `final` exists, replace it if `replace` is set, else raise `FileExistsError`. If `fill` raises, nothing
-    remains, also no new parent directory. Permissions follow the user's umask. Without `durable`, the content
-    may be damaged after a crash of the machine, but not of a process.
+    If `final` exists, replace it if `replace` is set, else raise `FileExistsError`. If `fill` raises, no file
+    and no new parent directory remains. Permissions follow the umask of the user. Without `durable`, a crash
+    of the machine may damage the content.
     """
     with _new_parents(final):
         _remove_leftovers(final.parent)
@@ -68,7 +69,7 @@ def _fill_and_move(temporary: Path, final: Path, fill: Callable[[Path], None], *
         fault_point("storage.after_rename")
         sync(final.parent)
     finally:
-        _remove(temporary)  # after an exchange this is the old directory
+        _remove(temporary)  # after `_exchange`, the temporary name belongs to the old directory
 
 
 @contextmanager
@@ -88,7 +89,7 @@ def _new_parents(path: Path) -> Iterator[None]:
 def write_file(path: Path, data: bytes | str, *, mode: int = 0o666) -> None:
     """Create or replace the file `path` atomically.
 
-    Text is encoded by `utf8`. `mode` are the permissions of the new file, reduced by the user's umask.
+    Text is encoded by `utf8`. `mode` has the permissions of the new file, reduced by the umask of the user.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     _remove_leftovers(path.parent)
@@ -121,8 +122,8 @@ def write_link(path: Path, target: str) -> None:
 def utf8(text: str) -> bytes:
     """Encode a text as UTF-8.
 
-    Half a surrogate pair, which JSON may contain but UTF-8 cannot, becomes U+FFFD; two matching halves become
-    their character.
+    JSON texts may contain half a surrogate pair, which UTF-8 cannot encode. It becomes U+FFFD. Two matching
+    halves become their character.
     """
     try:
         return text.encode()
@@ -131,12 +132,12 @@ def utf8(text: str) -> bytes:
 
 
 def well_formed(value: Any) -> Any:
-    """Return a JSON value with texts that UTF-8 can encode."""
+    """Return a JSON value in which UTF-8 can encode every text."""
     return change_texts(value, lambda text: utf8(text).decode())
 
 
 def change_texts(value: Any, change: Callable[[str], str]) -> Any:
-    """Return a JSON value in which `change` has replaced every text, also the keys."""
+    """Return a JSON value in which `change(text)` replaces every text, including the keys of objects."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, list):
@@ -147,7 +148,7 @@ def change_texts(value: Any, change: Callable[[str], str]) -> Any:
 
 
 def remove_directory(path: Path) -> None:
-    """Delete a directory atomically, as seen by readers. A missing one is fine."""
+    """Delete a directory, if it exists. Readers see all of the directory or none of it."""
     hidden = _temporary_path(path.with_name(f"{path.name}.removed"))
     _remove(hidden)
     try:
@@ -158,7 +159,10 @@ def remove_directory(path: Path) -> None:
 
 
 def link_or_copy(source: str, target: str) -> None:
-    """Link a file that is never modified again, or copy it."""
+    """Make a hard link to a file, or a copy if a link is not possible.
+
+    Use it only for files that are not modified later, because a hard link shares its content.
+    """
     try:
         os.link(source, target)
     except OSError:  # another file system, or one without links
@@ -166,24 +170,24 @@ def link_or_copy(source: str, target: str) -> None:
 
 
 def sha256_file(path: Path) -> str:
-    """Return the SHA-256 of a file's content, in hexadecimal."""
+    """Return the SHA-256 of the content of a file, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def sha256_files(paths: Sequence[Path]) -> list[str]:
-    """Return the SHA-256 of each file, computed in parallel: a model of many gigabytes takes seconds."""
+    """Return the SHA-256 of each file. Threads compute them in parallel, because models are large."""
     with ThreadPoolExecutor(min(_HASH_THREADS, len(paths)) or 1, "sha256") as threads:
         return list(threads.map(sha256_file, paths))
 
 
 def private_folder(name: str) -> Path:
-    """Return a private folder of this user for data with the lifetime of a process.
+    """Return a folder that only this user can read, for files that are needed while a process runs.
 
-    It is in XDG_RUNTIME_DIR if usable, else in the temporary directory. Raise `RunError` if it cannot be
-    created, or if another user owns its path.
+    The folder is in XDG_RUNTIME_DIR if this is writable, and otherwise in the temporary directory. Raise
+    `RunError` if the folder cannot be created, or if another user owns its path.
     """
-    # `su` and containers may leave the path of a missing folder, or of another user's
+    # after `su` or in a container, XDG_RUNTIME_DIR may not exist, or may belong to another user
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     is_usable = runtime and os.path.isdir(runtime) and os.access(runtime, os.W_OK)
     base = Path(runtime or "") if is_usable else Path(tempfile.gettempdir(), f"buckeye-{os.getuid()}")
@@ -204,7 +208,7 @@ def private_folder(name: str) -> Path:
 
 
 def sync_tree(directory: Path) -> None:
-    """Sync a directory tree to disk."""
+    """Wait until all files in a directory and its subdirectories are on disk."""
     for folder, _, names in os.walk(directory, topdown=False):
         for name in names:
             sync(Path(folder, name))
@@ -212,7 +216,10 @@ def sync_tree(directory: Path) -> None:
 
 
 def try_lock(path: Path) -> int | None:
-    """Return a descriptor of the file that holds an exclusive lock; None if another process holds one."""
+    """Lock a file exclusively, and return its descriptor, or None if another process holds a lock.
+
+    The lock ends when the descriptor is closed.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -226,7 +233,7 @@ def try_lock(path: Path) -> int | None:
 def is_locked(path: Path) -> bool:
     """Return True if a process holds an exclusive lock (flock) on a file or directory.
 
-    False if it cannot be opened, or if locking is unavailable.
+    Return False if the file cannot be opened, or if the file system has no locks.
     """
     try:
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -246,7 +253,8 @@ def is_locked(path: Path) -> bool:
 def read_json(path: Path) -> Any:
     """Return the JSON value in a file.
 
-    Raise `OSError`, or `ValueError` if it is not JSON, not a regular file, too large, or nested too deeply.
+    Raise `OSError` if the file cannot be read. Raise `ValueError` if it is not JSON, not a regular file, too
+    large, or nested too deeply.
     """
     try:
         return json.loads(read_regular(path).decode())
@@ -260,9 +268,9 @@ def step_directory(root: Path, step: int) -> Path:
 
 
 def step_directories(root: Path) -> dict[int, Path]:
-    """Return step -> directory for every `step_<N>` under `root`, in ascending order.
+    """Return the directories `step_<N>` under `root` by step, in ascending order.
 
-    Empty if `root` does not exist.
+    Returns {} if `root` does not exist.
     """
     if not root.is_dir():
         return {}
@@ -271,7 +279,7 @@ def step_directories(root: Path) -> dict[int, Path]:
 
 
 def find_leftovers(folder: Path) -> list[Path]:
-    """Return the temporary files that killed writers of this host left in a folder."""
+    """Return the temporary files that killed processes of this host left in a folder."""
     return [
         path
         for path in folder.iterdir()
@@ -282,7 +290,7 @@ def find_leftovers(folder: Path) -> list[Path]:
 
 
 def sync(path: Path) -> None:
-    """Wait until a file's content, or a folder's list of names, is on disk."""
+    """Wait until the content of a file, or the list of names in a folder, is on disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -291,15 +299,12 @@ def sync(path: Path) -> None:
 
 
 def _apply_umask(directory: Path) -> None:
-    """Give the files of a directory the permissions of the user's umask.
-
-    Some libraries make all files private.
-    """
+    """Give the files of a directory the permissions of the user's umask, because some libraries ignore it."""
     granted = directory.stat().st_mode & 0o666
     for folder, _, names in os.walk(directory):
         for path in (Path(folder, name) for name in names):
             status = path.lstat()
-            # a hard link may belong to another directory too
+            # a file with several hard links may also belong to another directory
             is_own = stat.S_ISREG(status.st_mode) and status.st_nlink == 1
             if is_own and status.st_mode & granted != granted:
                 path.chmod(stat.S_IMODE(status.st_mode) | granted)
@@ -330,13 +335,13 @@ def _move_into_place(temporary: Path, final: Path) -> None:
     if not final.exists():
         temporary.rename(final)
     elif not _exchange(temporary, final):
-        # Neither the kernel nor the file system can exchange two names, so the old state is briefly absent.
+        # The system cannot exchange two names, so `final` does not exist between these two calls.
         remove_directory(final)
         temporary.rename(final)
 
 
 def _exchange(first: Path, second: Path) -> bool:
-    """Exchange two names atomically. Return False if the system cannot."""
+    """Exchange the names of two paths atomically. Return False if the system cannot exchange names."""
     library = ctypes.CDLL(None, use_errno=True)
     if sys.platform == "darwin":
         rename_swap = 2

@@ -1,4 +1,4 @@
-"""Interaction at a terminal: prompts, which require a person, and a status line."""
+"""Ask the user at a terminal, and show a status line."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 FIRST_LINE, RAREST_LINE = 5.0, 60.0
-"""Pause in seconds before the first line without a terminal, and the maximum pause. Each pause is twice the
-previous one.
+"""Pause in seconds before the first line of `status_line` without a terminal, and the maximum pause.
+
+Each pause is twice the previous pause.
 """
 
 _MAX_LINES = 200
@@ -20,14 +21,14 @@ _MIN_WIDTH = 40
 
 
 def can_prompt(*, yes: bool, as_json: bool) -> bool:
-    """Return True if a person can be prompted."""
+    """Return True if the command may ask the user: at a terminal, without `--yes` and `--json`."""
     return not yes and not as_json and sys.stdin.isatty() and sys.stdout.isatty()
 
 
 def choose(title: str, options: Sequence[tuple[str, str]]) -> str:
-    """Show numbered options, (value, note), and return the value of the chosen one.
+    """Show numbered options, each a value and a note, and return the value of the chosen option.
 
-    An empty answer chooses the first.
+    An empty answer chooses the first option.
     """
     print(f"\n{title}")
     width = max(shutil.get_terminal_size().columns, _MIN_WIDTH)
@@ -46,12 +47,12 @@ def choose(title: str, options: Sequence[tuple[str, str]]) -> str:
 
 
 def prompt_for_text(title: str) -> str:
-    """Prompt for a line of text; it may be empty."""
+    """Ask the user for a line of text, and return it. The line may be empty."""
     return _read_line(f"\n{title}: ")
 
 
 def confirm(question: str) -> bool:
-    """Prompt for yes or no; an empty answer means yes."""
+    """Ask the user a question, and return True for yes. An empty answer means yes."""
     while True:
         answer = _read_line(f"{question} [Y/n]: ").lower()
         if answer in ("", "y", "yes"):
@@ -62,7 +63,7 @@ def confirm(question: str) -> bool:
 
 
 def show_file(path: Path, text: str) -> None:
-    """Print a file's planned content."""
+    """Print the content of a file that will be written."""
     lines = text.splitlines()
     print(f"\n--- {path} ---")
     for line in lines[:_MAX_LINES]:
@@ -73,7 +74,7 @@ def show_file(path: Path, text: str) -> None:
 
 
 def _read_line(prompt: str) -> str:
-    """Return the typed line. Treat the end of input as Ctrl-C."""
+    """Return the line that the user types. The end of the input counts as Ctrl-C."""
     try:
         return input(prompt).strip()
     except EOFError:
@@ -83,10 +84,10 @@ def _read_line(prompt: str) -> str:
 
 @contextmanager
 def status_line(first: str, *, quiet: bool = False) -> Iterator[Callable[[str], None]]:
-    """Yield a function that updates the text of a status line.
+    """Show a status line during the block, and yield a function that changes its text.
 
-    If stderr is not a terminal, the newest text is printed as a plain line from time to time, each text once.
-    With `quiet` nothing is shown.
+    If stderr is not a terminal, the newest text is printed from time to time, as a plain line and only if it
+    has changed. With `quiet`, no text is shown.
     """
     if quiet:
         yield lambda _: None

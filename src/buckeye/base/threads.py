@@ -1,4 +1,4 @@
-"""Blocking work in a thread, under cancellation."""
+"""Run blocking functions in threads from asyncio code, with defined behavior on cancellation."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ T = TypeVar("T")
 
 
 async def finish_in_thread(work: Callable[..., T], *args: object) -> T:
-    """Run `work(*args)` in a thread and wait for its end, even if the caller is cancelled.
+    """Run `work(*args)` in a thread and return its result. Wait for its end even if the caller is cancelled.
 
-    `asyncio.to_thread` returns at once on cancellation: its thread continues, or never starts. Use this
-    function for work that creates or removes something that the caller owns. A cancellation is raised after
-    the work has ended.
+    The cancellation is raised after the work has ended. `asyncio.to_thread` returns immediately on
+    cancellation, while its thread continues or does not start at all. Use this function for work that creates
+    or deletes something that the caller owns.
     """
     result, cancellation = await _finish(work, *args)
     if cancellation is not None:
@@ -26,9 +26,9 @@ async def finish_in_thread(work: Callable[..., T], *args: object) -> T:
 
 
 async def acquire_in_thread(acquire: Callable[..., T], *args: object, release: Callable[[T], object]) -> T:
-    """Return `acquire(*args)`, run in a thread.
+    """Run `acquire(*args)` in a thread, and return its result.
 
-    If the caller is cancelled meanwhile, pass the result to `release`, also in a thread, before raising the
+    If the caller is cancelled during the call, call `release(result)` in a thread, and then raise the
     cancellation.
     """
     result, cancellation = await _finish(acquire, *args)
@@ -41,10 +41,10 @@ async def acquire_in_thread(acquire: Callable[..., T], *args: object, release: C
 
 
 async def run_in_daemon_thread(work: Callable[[], T]) -> T:
-    """Return `work()`, run in a thread that does not delay the end of the process.
+    """Run `work()` in a thread that does not delay the end of the process, and return its result.
 
-    If the caller is cancelled, the thread continues, and its result is dropped. Raises what `work` raises;
-    in place of StopIteration, which would end the caller silently, RuntimeError.
+    If the caller is cancelled, the thread continues, and its result is dropped. An error of `work` is raised.
+    StopIteration becomes RuntimeError, because it would end the caller without a message.
     """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Callable[[], T]] = loop.create_future()
@@ -81,8 +81,8 @@ def _raise(error: BaseException) -> NoReturn:
 async def _finish(
     work: Callable[..., T], *args: object
 ) -> tuple[asyncio.Future[T], asyncio.CancelledError | None]:
-    """Return the finished future of `work(*args)`, and the last cancellation that arrived meanwhile."""
-    # a future of the executor, not a task: the end of an event loop cancels all tasks
+    """Run `work(*args)` in a thread until it ends. Return its future and the last cancellation, or None."""
+    # not a task, because the end of an event loop cancels all tasks
     future = asyncio.get_running_loop().run_in_executor(None, contextvars.copy_context().run, work, *args)
     cancellation = None
     while not future.done():
@@ -91,5 +91,5 @@ async def _finish(
         except asyncio.CancelledError as error:
             cancellation = error
     if cancellation is not None and not future.cancelled():
-        future.exception()  # mark it as retrieved: the cancellation replaces it
+        future.exception()  # prevents asyncio's warning about an error that is not retrieved
     return future, cancellation

@@ -1,4 +1,4 @@
-"""User functions that settings name: a loss, an advantage, a reward shaping."""
+"""Load functions of the user that settings name, such as a loss, an advantage or reward shaping."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from buckeye.errors import THIRD_PARTY_ERRORS, UsageError
 
 
 def load_user_function(import_path: str, kwargs: Mapping[str, Any], *, setting: str) -> Callable[..., Any]:
-    """Load the function `module:name` or `path/to/file.py:name` of `setting`.
+    """Import and return the function `module:name` or `path/to/file.py:name` that `setting` names.
 
-    This runs its code. Raise `UsageError` if it does not exist, or does not take one argument and `kwargs`.
+    Raise `UsageError` if the function does not exist, or does not accept one argument and `kwargs`.
     """
     try:
         function = _load_function(import_path)
@@ -37,9 +37,9 @@ def load_user_function(import_path: str, kwargs: Mapping[str, Any], *, setting: 
 
 
 def find_missing_function(import_path: str) -> str | None:
-    """Return a text that names the missing module, file or function; None if the function exists.
+    """Return a text that names the missing module, file or function, or None if the function exists.
 
-    The check does not run its code.
+    The check does not run the code of the function.
     """
     source, _, name = import_path.rpartition(":")
     path = Path(source).expanduser()
@@ -55,7 +55,7 @@ def find_missing_function(import_path: str) -> str | None:
         return f"no file {source}"
     try:
         parsed = ast.parse(path.read_bytes())
-    except (OSError, SyntaxError, ValueError):  # compiled code, or an error that the import will report
+    except (OSError, SyntaxError, ValueError):  # compiled code, or an error that a later import reports
         return None
     names = {node.id for node in ast.walk(parsed) if isinstance(node, ast.Name)}
     names |= {node.asname or node.name for node in ast.walk(parsed) if isinstance(node, ast.alias)}

@@ -1,1 +1,1 @@
-"""Settings: files and flags become one object, or one error with every problem. Nothing is started."""
+"""Settings. This room reads files and flags, and returns one object, or one error with every problem."""

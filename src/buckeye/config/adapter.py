@@ -1,4 +1,4 @@
-"""Training that starts from an adapter folder in peft's format: the settings that the folder determines."""
+"""Read the settings of a training that starts from an adapter folder in peft's format."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ _UNSUPPORTED_KEYS = (
     "alpha_pattern",
     "layers_to_transform",
 )
-"""Keys that, if set, make an adapter differ from W + alpha / rank B A with one rank and alpha."""
+"""Keys of peft for adapters other than W + alpha / rank B A with one rank and alpha for all modules."""
 
 
 def is_adapter(name: str) -> bool:
-    """Return True if a model's name is a folder with an adapter in peft's format, and no complete model."""
+    """Return True if `name` is a folder with an adapter in peft's format and without a complete model."""
     folder = Path(name)
     return (folder / ADAPTER_CONFIG).is_file() and not (folder / "config.json").is_file()
 
 
 def read_base_model(adapter: Path) -> tuple[str, str | None]:
-    """Return the name and the revision of an adapter's base model.
+    """Return the name and the revision of the base model of an adapter.
 
     Raise `UsageError` if the adapter does not name it.
     """
@@ -45,12 +45,13 @@ def read_base_model(adapter: Path) -> tuple[str, str | None]:
 
 
 def start_from_adapter(config: T) -> T:
-    """Return the settings of a training that starts from an adapter; others unchanged.
+    """Add the settings that the adapter determines, if a training starts from an adapter.
 
-    Applies if `model.name` is an adapter folder or `model.adapter` is set. The result has the base model's
-    name and, with `experimental.lora`, the adapter's rank, alpha and modules.
+    This is the case if `model.name` is an adapter folder or `model.adapter` is set. The result has the name
+    of the base model and, with `experimental.lora`, the rank, alpha and modules of the adapter. Other
+    configurations are returned unchanged.
 
-    Raise `UsageError` if the folder cannot be read, or if settings contradict it.
+    Raise `UsageError` if the folder cannot be read, or if settings contradict the adapter.
     """
     if isinstance(config, SFTConfig):
         return config.model_copy(update={"model": start_model(config.model)})
@@ -58,9 +59,10 @@ def start_from_adapter(config: T) -> T:
 
 
 def start_model(model: ModelConfig) -> ModelConfig:
-    """Return a model's settings with those that its adapter determines; unchanged without an adapter.
+    """Return the settings of a model, with the settings that its adapter determines.
 
-    Raise `UsageError` if the adapter cannot be read, or if settings contradict it.
+    Without an adapter, the settings are returned unchanged. Raise `UsageError` if the adapter cannot be read,
+    or if settings contradict the adapter.
     """
     names_adapter = is_adapter(model.name)
     folder = Path(model.name) if names_adapter else model.adapter
@@ -79,7 +81,7 @@ def start_model(model: ModelConfig) -> ModelConfig:
 
 
 def _run_changes(config: RLConfig) -> dict[str, Any]:
-    """Return the changed sections of a run, which all name the model."""
+    """Return the sections of a run to change. Each of them has the name of the model."""
     model = config.trainer.model
     started = start_model(model)
     if started is model:
@@ -96,7 +98,7 @@ def _run_changes(config: RLConfig) -> dict[str, Any]:
 
 
 def _lora_settings(lora: LoRAConfig, folder: Path, content: Mapping[str, Any]) -> LoRAConfig:
-    """Return the settings for training an adapter further."""
+    """Return the settings `experimental.lora` to continue the training of an adapter."""
     failure = f"cannot train the adapter {folder} further: its {ADAPTER_CONFIG} has"
     hint = "leave `experimental.lora` out to merge the adapter into the model and train the model"
     unsupported = [f"{key} = {content[key]!r}" for key in _UNSUPPORTED_KEYS if content.get(key)]

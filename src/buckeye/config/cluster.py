@@ -24,22 +24,22 @@ class ClusterConfig(BaseConfig):
     inference_nodes: NodeNumbers | None = None
     """Nodes of inference, each with inference_gpu_ids. None: all nodes."""
     engine: Literal["auto", "srun", "ray"] = "auto"
-    """What starts processes on other nodes. auto: srun in a Slurm job, otherwise Ray."""
+    """Program that starts processes on other nodes. auto: srun in a Slurm job, otherwise Ray."""
     ray_address: str = "auto"
     """Address of the Ray cluster: HOST:PORT or ray://HOST:PORT. auto: the cluster of this host."""
     address: str | None = None
-    """Address of node 0 for the other nodes. None: detected by the engine."""
+    """Address that the other nodes use to connect to node 0. None: the engine detects the address."""
     join_timeout: PositiveFloat = 600.0
-    """Seconds to wait for a node, at the start and after it is lost."""
+    """Seconds to wait for a node, at the start of the run and after the node is lost."""
 
     @property
     def trainer_node_numbers(self) -> list[int]:
-        """Nodes of the trainer, in rank order."""
+        """Numbers of the trainer's nodes, in the order of its ranks."""
         return list(range(self.nodes)) if self.trainer_nodes is None else self.trainer_nodes
 
     @property
     def inference_node_numbers(self) -> list[int]:
-        """Nodes of inference."""
+        """Numbers of the nodes that run inference servers."""
         return list(range(self.nodes)) if self.inference_nodes is None else self.inference_nodes
 
     @model_validator(mode="after")

@@ -1,4 +1,4 @@
-"""Reader of configuration files: TOML or JSON."""
+"""Read configuration files in TOML or JSON."""
 
 from __future__ import annotations
 
@@ -19,9 +19,8 @@ TOO_DEEP = "lists or tables are nested too deeply"
 def read_file(name: str, flag: Location | None = None) -> Settings:
     """Return the settings of a TOML or JSON file.
 
-    `name` is its path as the user wrote it; `flag` is the flag that named it.
-
-    Raise `ConfigError` if the file cannot be read.
+    `name` is the path that the user wrote. `flag` is the flag before `@ FILE`, or None. Raise `ConfigError`
+    if the file cannot be read.
     """
     at = flag.text if flag is not None else None
     if name.endswith((".yaml", ".yml")):
@@ -37,7 +36,7 @@ def read_file(name: str, flag: Location | None = None) -> Settings:
 
 
 def read_text(name: str, at: str | None = None) -> str:
-    """Return the text of a file. Raise `ConfigError` if it cannot be read; `at` is what named the file."""
+    """Return the text of a file. Raise `ConfigError`, with the flag `at`, if the file cannot be read."""
     path = Path(name)
     try:
         return path.read_bytes().decode("utf-8-sig").replace("\r\n", "\n")
@@ -76,7 +75,7 @@ def _parse_toml(name: str, text: str) -> tuple[dict[str, Any], dict[KeyPath, int
         values = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise toml_error(name, text, error) from None
-    except ValueError as error:  # a number or date outside Python's range
+    except ValueError as error:  # a number or date that Python cannot represent
         message = f"cannot read {name}: a value is out of range: {error}"
         raise ConfigError(message, code="BK-CONFIG-SYNTAX") from None
     return values, toml_line_numbers(text)

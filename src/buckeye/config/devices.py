@@ -1,4 +1,4 @@
-"""Numbers of replicas and ranks of a run, derived from its device ids, and vice versa."""
+"""Set the number of replicas of a run from its device ids, or the device ids from the number of replicas."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ _SHARED_GPU_MEMORY = 0.4
 
 INFERENCE_DEVICES = [0]
 TRAINER_DEVICES = [1]
-"""Default devices of a run."""
+"""Default ids of the devices of the trainer. `INFERENCE_DEVICES` has the default ids of inference."""
 
 
 def reconcile_devices(settings: Settings) -> list[Problem]:
-    """Make devices, replicas and ranks consistent, in place. Return the settings that conflict.
+    """Make device ids, replicas and ranks consistent, in place. Return the settings that conflict.
 
-    Values of a wrong type, and devices that cannot be divided, are left to validation.
+    This function ignores values of a wrong type, and devices that cannot be divided. The validation reports
+    them.
     """
     has_inference = isinstance(settings.get(("inference",)), dict)
     problems = _reconcile_replicas(settings) if has_inference else []
@@ -62,7 +63,7 @@ def _set_trainer_devices(settings: Settings) -> None:
 
 
 def _share_memory(settings: Settings) -> None:
-    """Reduce the memory share of vLLM on a GPU that the trainer also uses."""
+    """Set a lower memory share of vLLM if the trainer uses one of its GPUs."""
     ids = []
     for path, default in ((_INFERENCE_IDS, INFERENCE_DEVICES), (_TRAINER_IDS, TRAINER_DEVICES)):
         value = settings.get(path)
@@ -72,7 +73,10 @@ def _share_memory(settings: Settings) -> None:
 
 
 def _free_devices(settings: Settings) -> list[int]:
-    """Return the trainer's default devices: as few as its settings allow, without inference's devices."""
+    """Return the default device ids of the trainer.
+
+    They are as many as its settings need, and none of them is a device of inference.
+    """
     values = [settings.get(path) for path in (_TRAINER_TP, _REPLICATE)]
     count = math.prod(value for value in values if _is_count(value))
     first = TRAINER_DEVICES[0]
@@ -84,9 +88,9 @@ def _free_devices(settings: Settings) -> list[int]:
 
 
 def _set_replicas(settings: Settings, count: int, reason: str) -> list[Problem]:
-    """Set the number of replicas that follows from the devices.
+    """Set the number of replicas to `count`, which follows from the devices.
 
-    Return a problem if an equal or higher layer set it differently.
+    Return a problem if an equal or higher layer sets another number.
     """
     present = settings.get(_DP)
     if present == count or not isinstance(settings.get(_DP[:-1]), dict | type(MISSING)):

@@ -1,4 +1,4 @@
-"""Settings of environments: where they run, their limits, and how several are mixed."""
+"""Settings of environments: their process, their limits, and their shares of a batch."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ AllOrCount = Annotated[int, Field(ge=-1)]
 
 
 class EnvSamplingConfig(BaseConfig):
-    """Sampling settings of one environment. None: as for the other environments."""
+    """Sampling settings of one environment. None: the sampling settings of the run."""
 
     temperature: Annotated[float, Field(ge=0)] | None = None
-    """Sampling temperature. 0 is greedy, and only for evaluations."""
+    """Sampling temperature. 0 means greedy sampling, and is allowed only in evaluations."""
     max_tokens: PositiveInt | None = None
     """Maximum length of a reply, in tokens."""
 
@@ -27,30 +27,30 @@ class EnvConfig(BaseConfig):
     id: str = ""
     """NAME, OWNER/NAME, OWNER/NAME@VERSION, or a path. Required for rollouts."""
     args: dict[str, Any] = {}
-    """Arguments for its `load_environment`."""
+    """Arguments for the function `load_environment` of the environment."""
     name: str | None = None
     """Name in logs and metrics. None: the id without owner and version."""
     isolation: Literal["auto", "none", "process"] = "auto"
     """none: run in the orchestrator's process. process: run in separate worker processes. auto: process for
     environments that were not written for Buckeye."""
     python: Path | None = None
-    """Python interpreter of its workers. None: the one it is installed in."""
+    """Python interpreter of its workers. None: the interpreter where the environment is installed."""
     workers: PositiveInt = 1
-    """Number of worker processes that share its rollouts."""
+    """Number of worker processes that share the rollouts of the environment."""
     variables: list[str] = []
     """Names of environment variables to pass to its workers. Values come from the environment or .env."""
     max_memory_gb: PositiveFloat | None = None
-    """Replace a worker that uses more memory. None: no limit."""
+    """Maximum memory of a worker in GB. A worker that uses more is replaced. None: no limit."""
     max_turns: PositiveInt | None = None
     """Maximum number of policy calls in a rollout. None: set by the environment."""
     max_tokens: PositiveInt | None = None
     """Maximum number of sampled tokens in a rollout, over all its calls. None: limited only by seq_len."""
     rollout_timeout: PositiveFloat | None = None
-    """Time limit of a rollout in seconds, from its first slot in an engine. None: as for the others."""
+    """Time limit of a rollout in seconds, from its first slot in an engine. None: the limit of the run."""
     max_concurrent: PositiveInt | None = None
-    """Maximum number of its concurrent rollouts. None: no separate limit."""
+    """Maximum number of concurrent rollouts of the environment. None: only the limit of the run."""
     rate_limit: PositiveFloat | None = None
-    """Maximum number of its rollouts started per second. None: no limit."""
+    """Maximum number of rollouts of the environment that start per second. None: no limit."""
     sampling: EnvSamplingConfig = EnvSamplingConfig()
     """Sampling settings of the policy in this environment."""
 
@@ -84,12 +84,12 @@ class TrainEnvConfig(EnvConfig):
     """Environment to train on."""
 
     ratio: PositiveFloat = 1.0
-    """Share of the groups, relative to the other environments."""
+    """Share of the groups, relative to the other environments: 2.0 gets twice the groups of 1.0."""
     rollouts_per_example: PositiveInt | None = None
     """Number of rollouts per task. None: the orchestrator's rollouts_per_example."""
     placement: Annotated[list[NonNegativeInt], Field(min_length=1)] | None = None
-    """Nodes that share its rollouts. None: node 0. Each node runs a gateway for the environment's MCP servers
-    on `localhost`, or `workers` if the environment has no such servers."""
+    """Nodes that share the rollouts of the environment. None: node 0. Each node runs a gateway for the MCP
+    servers of the environment on `localhost`, or `workers` if the environment has no MCP servers."""
 
     @model_validator(mode="after")
     def _keeps_a_distribution(self) -> TrainEnvConfig:
@@ -107,7 +107,7 @@ class EvalEnvConfig(EnvConfig):
     """Environment to evaluate on during training."""
 
     split: str | None = None
-    """Split of its tasks. None: eval, or train if it has no eval tasks."""
+    """Split of the tasks. None: eval, or train if the environment has no eval tasks."""
     num_examples: AllOrCount | None = None
     """Number of tasks. None: the value of `eval`."""
     rollouts_per_example: PositiveInt | None = None
@@ -120,8 +120,8 @@ class EnvPauseConfig(BaseConfig):
     after_failures: PositiveInt = 8
     """Number of consecutive groups in which every rollout failed. Failures of engines do not count."""
     seconds: PositiveFloat = 30.0
-    """First pause in seconds. Then one group is tried; if it fails, the next pause is twice as long."""
+    """First pause in seconds. After a pause, one group is tried. If it fails, the next pause is doubled."""
     max_seconds: PositiveFloat = 600.0
     """Maximum pause in seconds."""
     give_up_seconds: PositiveFloat = 3600.0
-    """End the run after all environments have failed for this many seconds."""
+    """Seconds after which the run ends if all environments fail."""

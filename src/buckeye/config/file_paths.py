@@ -1,4 +1,7 @@
-"""Paths in a configuration file: those of environments, data and rewards are relative to the file."""
+"""Make paths in a configuration file relative to the working directory.
+
+In a file, paths of environments, data and rewards are relative to the folder of the file.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ _ARGUMENTS: Mapping[str, tuple[str, ...]] = {
     "buckeye-vf-gym": ("dataset", "eval_dataset", "config_path"),
     "agent": ("tasks", "eval_tasks"),
 }
-"""Arguments of Buckeye's own environments that name files. `reward` may name one too."""
+"""Arguments of Buckeye's own environments that name files. The argument `reward` may also name a file."""
 _DATA = ("path", "val_path")
 """Files of supervised fine-tuning, in its section `data`."""
 
@@ -20,7 +23,7 @@ _DATA = ("path", "val_path")
 def resolve_file_paths(values: dict[str, Any], file: Path) -> None:
     """Make the paths in the values of a file relative to the working directory, in place.
 
-    A path that does not exist in the file's folder is relative to the working directory.
+    A path that does not exist in the folder of the file stays unchanged.
     """
     folder = file.parent
     if folder == Path():
@@ -30,7 +33,7 @@ def resolve_file_paths(values: dict[str, Any], file: Path) -> None:
         if isinstance(env_id, str) and (env_id.startswith(".") or env_id.endswith(".py")):
             located = _located(env_id, folder)
             is_short = not located.startswith((".", "/")) and not located.endswith(".py")
-            env["id"] = f"./{located}" if is_short else located  # without it, OWNER/NAME
+            env["id"] = f"./{located}" if is_short else located  # without `./`, it would mean OWNER/NAME
         if isinstance(args, dict) and isinstance(env_id, str) and env_id in _ARGUMENTS:
             for name in _ARGUMENTS[env_id]:
                 if isinstance(args.get(name), str):

@@ -1,4 +1,4 @@
-"""Conversion of a flag's text to a value."""
+"""Convert the text of a flag to a value."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from buckeye.config.structure import Shape
 
 
 def is_none(text: str, shape: Shape) -> bool:
-    """Return True if the text means None here."""
+    """Return True if the setting may be None and the text is `None` or `null`."""
     return shape.optional and text in ("None", "null")
 
 
 def parse_bool(text: str) -> bool | None:
-    """Return the boolean of a text, or None if it is neither true nor false."""
+    """Return True or False for the texts `true` and `false`, and None for other texts."""
     return {"true": True, "false": False}.get(text.lower())
 
 
 def parse_text(text: str, shape: Shape) -> Any:
     """Return the value of `text` for the expected `shape`.
 
-    Text of another type stays text, and validation reports it. Raise `ValueError` for invalid JSON where only
-    JSON is allowed.
+    A text that does not fit the shape is returned unchanged, and the validation reports it. Raise
+    `ValueError` for invalid JSON if the shape allows only JSON.
     """
     if is_none(text, shape):
         return None
@@ -64,7 +64,7 @@ def _parse_json(text: str) -> Any:
 
 
 def _parse_any(text: str) -> Any:
-    """Return the value for third-party code: JSON or a Python constant if the text is one, else the text."""
+    """Return the value of an argument of any type: a JSON value, None, True, False, or else the text."""
     constants: dict[str, Any] = {"None": None, "True": True, "False": False}
     if text in constants:
         return constants[text]

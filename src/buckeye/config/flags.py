@@ -1,4 +1,4 @@
-"""Command-line flags: the files that they name, and the settings that they set."""
+"""Parse command-line flags into configuration files and values of settings."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from buckeye.config.validation import format_value
 AT = "@"
 _ARGUMENT = "BK-CLI-ARGUMENT"
 _SHORT_FORMS = {"model": "name", "data": "path"}
-"""Section to the setting that its flag sets: `--model X` is `--model.name X`."""
+"""Setting that the flag of a section sets, by section: `--model X` means `--model.name X`."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileReference:
-    """File argument `@ FILE`, at the root or after the flag of a section."""
+    """Argument `@ FILE`, for all settings, or for one section after the flag of the section."""
 
     section: KeyPath
     file: str
@@ -32,7 +32,7 @@ class FileReference:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """Value of a setting, and the location that sets it."""
+    """Value of a setting, and the flag or file line that sets it."""
 
     path: KeyPath
     value: Any
@@ -45,7 +45,7 @@ class Assignment:
 
 @dataclass(slots=True)
 class Flags:
-    """Parsed command line."""
+    """Result of parsing a command line: files, values of settings, and problems."""
 
     files: list[FileReference] = field(default_factory=list)
     assignments: list[Assignment] = field(default_factory=list)
@@ -66,8 +66,8 @@ def parse_flags(model: type[BaseConfig], argv: Sequence[str]) -> Flags:
 def apply_flags(assignments: Sequence[Assignment], settings: Settings) -> list[Problem]:
     """Write the values of flags into the settings.
 
-    The last one wins, repeated lists are joined, and a setting of a list item (`env.0.id`) overrides the list
-    that contains it.
+    The last of repeated flags takes precedence, but repeated lists are joined. A flag for a setting of a list
+    item (`env.0.id`) overrides the value in the list.
     """
     joined: dict[KeyPath, list[Any]] = {}
     problems = []
@@ -88,7 +88,7 @@ def _indices(path: KeyPath) -> tuple[int, ...]:
 
 
 def _missing_entry(assignment: Assignment, settings: Settings) -> Problem | None:
-    """Return the problem of a setting whose list index is larger than the length of the list."""
+    """Return a problem if the index of a list item is larger than the length of the list, else None."""
     path = assignment.path
     first = next((i for i, key in enumerate(path) if isinstance(key, int)), len(path))
     items = settings.get(path[:first])
@@ -127,7 +127,7 @@ class _Parser:
         return self.argv[self.position] if self.position < len(self.argv) else None
 
     def _next_value(self) -> str | None:
-        """Return the next argument if it is a value, and advance."""
+        """Return the next argument and advance, if it is a value. Return None otherwise."""
         arg = self._peek()
         return self._next() if arg is not None and _is_value(arg) else None
 
@@ -153,7 +153,7 @@ class _Parser:
             self._set_value(target.path, target.shape, text, location)
 
     def _skip_values(self) -> None:
-        """Skip the values of an unusable flag."""
+        """Skip the values after an unknown flag."""
         while self._next_value() is not None:
             pass
 
@@ -176,7 +176,7 @@ class _Parser:
             self._report(Problem(message=message, hint=hint, code=_ARGUMENT))
 
     def _short_form(self, path: KeyPath, shape: Shape, text: str) -> tuple[KeyPath, Shape] | None:
-        """Return the setting of a section that a plain value sets, or None."""
+        """Return the setting that `--SECTION VALUE` sets, or None if the section has no short form."""
         name = _SHORT_FORMS.get(str(path[-1]))
         setting = shape.find(name) if name is not None and Path(text).suffix != ".toml" else None
         return None if name is None or setting is None else ((*path, name), setting)
@@ -231,6 +231,6 @@ class _Parser:
 
 
 def _is_value(arg: str) -> bool:
-    """Return True if an argument is a value: neither a file nor a flag. Negative numbers are values."""
+    """Return True if an argument is neither a file nor a flag. Negative numbers are values."""
     is_flag = arg.startswith("--") or (arg.startswith("-") and arg[1:2].isalpha())
     return not is_flag and not arg.startswith(AT)

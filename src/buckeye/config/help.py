@@ -1,4 +1,4 @@
-"""Help of a command that takes its configuration as flags: settings, section by section."""
+"""Make the help text of a command whose flags are settings, section by section."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ a value turns the section on."""
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A setting: its path, description, allowed values, and default (None if it is required)."""
+    """A setting, for the help. `default` is None if the setting is required."""
 
     path: KeyPath
     description: str
@@ -34,7 +34,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A section without its nested sections. `title` has its name in a file; `text` describes it."""
+    """A section without its nested sections. `title` is its header in a file. `text` describes it."""
 
     path: KeyPath
     title: str
@@ -43,7 +43,7 @@ class Section:
 
     @property
     def settings(self) -> tuple[tuple[str, str], ...]:
-        """Return the flag of each setting, and its description, allowed values and default in one text."""
+        """Flag and help text of each setting. The text has description, allowed values and default."""
         return tuple((flag_of(row.path), _description(row)) for row in self.rows)
 
 
@@ -57,17 +57,17 @@ def help_text(model: type[BaseConfig], prog: str) -> str:
 
 
 def sections_of(model: type[BaseConfig], prog: str) -> list[Section]:
-    """Return all sections, each before the nested ones; the first is the root.
+    """Return all sections, each before its nested sections. The first is the root.
 
-    A section with several classes, distinguished by `type`, appears once for each.
+    A section whose class depends on `type` appears once for each class.
     """
     return list(_sections(model, (), f"{prog}:", ""))
 
 
 def sections_named(model: type[BaseConfig], prog: str, name: str) -> list[Section]:
-    """Return the section `name`, such as `trainer.optim`, and those nested in it.
+    """Return the section `name`, such as `trainer.optim`, and its nested sections.
 
-    Raise `UsageError` if it does not exist.
+    Raise `UsageError` if the section does not exist.
     """
     wanted = tuple(name.strip("-[]").replace("-", "_").split("."))
     sections = sections_of(model, prog)

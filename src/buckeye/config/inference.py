@@ -41,7 +41,7 @@ class ServedModelConfig(BaseConfig):
     enforce_eager: bool = False
     """Run without CUDA graphs."""
     trust_remote_code: bool = False
-    """Allow code that comes with the model to run."""
+    """Run Python code from the folder of the model (vLLM)."""
     enable_auto_tool_choice: bool = False
     """Parse tool calls in replies."""
     tool_call_parser: str = "hermes"
@@ -76,20 +76,20 @@ class InferenceConfig(BaseConfig):
     """Memory of the KV cache in GB. None on a GPU: the part of gpu_memory_utilization that the weights do not
     use. None on a CPU: a quarter of the RAM (vLLM: 1 GB)."""
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.9
-    """Fraction of GPU memory for the engine. Default 0.4 if the trainer uses the same GPU."""
+    """Fraction of the GPU memory for the engine. The default is 0.4 if the trainer uses the same GPU."""
     seed: int | None = None
     """Seed of requests without a seed."""
     max_lora_rank: PositiveInt | None = None
     """Maximum rank of LoRA adapters in vLLM. None: no adapters. The embedded engine has no limit. A run that
-    trains adapters sets it."""
+    trains adapters sets this value to their rank."""
     weights_dir: Path | None = None
     """Load new weights and adapters only from this folder. None: output_dir."""
     no_key: bool = False
-    """Require no key, on loopback only. The routes that control the server are then closed."""
+    """Accept requests without a key, on loopback only. Routes that control the server are then off."""
     vllm: dict[str, Any] = {}
     """Additional vLLM arguments, by vLLM's names: `max_num_batched_tokens = 8192`."""
     vllm_python: Path | None = None
-    """Python interpreter with vLLM. None: this one, or that of `buckeye vllm install`."""
+    """Python interpreter with vLLM. None: the current one, or the interpreter of `buckeye vllm install`."""
     log: LogConfig = LogConfig()
     """Logging."""
     output_dir: Path = Path("outputs")

@@ -1,4 +1,4 @@
-"""Line numbers of the values in a TOML or JSON text. The text must be valid: parse it first."""
+"""Find the line numbers of the values in a TOML or JSON text. The text must be valid, so parse it before."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _QUOTED = re.compile(
 
 
 def toml_line_numbers(text: str) -> dict[KeyPath, int]:
-    """Return path -> line (from 1) of every key, table and list item.
+    """Return the line number (from 1) of every key, table and list item of a TOML text, by path.
 
     Raise `RecursionError` for excessive nesting.
     """
@@ -25,14 +25,17 @@ def toml_line_numbers(text: str) -> dict[KeyPath, int]:
 
 
 def json_line_numbers(text: str) -> dict[KeyPath, int]:
-    """Return path -> line (from 1) of every key and list item of a JSON text."""
+    """Return the line number (from 1) of every key and list item of a JSON text, by path."""
     scanner = _Scanner(text)
     scanner.value(())
     return scanner.lines
 
 
 class _Scanner:
-    """Scanner of values. JSON objects equal TOML inline tables, except for the sign between key and value."""
+    """Scanner of JSON and TOML values.
+
+    It also reads JSON objects as TOML inline tables, which differ only in the sign between key and value.
+    """
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -41,7 +44,7 @@ class _Scanner:
         self._counted = (0, 1)
 
     def value(self, path: KeyPath) -> None:
-        """Read one value and record the lines of it and of its items."""
+        """Read one value, and record the line numbers of the value and of its items."""
         self.blank()
         self.note(path)
         if self._take("["):
@@ -58,7 +61,7 @@ class _Scanner:
             self.position = bare.end()
 
     def pair(self, table: KeyPath) -> None:
-        """Read `key = value`; the key may be dotted."""
+        """Read `key = value` or `"key": value`. The key may be dotted."""
         path = table
         for key in self.keys():
             path = (*path, key)
@@ -67,7 +70,7 @@ class _Scanner:
         self.value(path)
 
     def keys(self) -> list[str]:
-        """Read a key; a dotted one has several parts. Stops after the key."""
+        """Read a key and return its parts. A dotted key has several parts."""
         parts = []
         while True:
             self.blank()
@@ -90,7 +93,7 @@ class _Scanner:
         self.position = match.end() if match is not None else self.position
 
     def note(self, path: KeyPath) -> None:
-        """Record that `path` first occurs here."""
+        """Record the current line as the line of `path`, unless `path` occurred before."""
         position, line = self._counted
         line += self.text.count("\n", position, self.position)
         self._counted = (self.position, line)
@@ -102,7 +105,7 @@ class _Scanner:
         return is_next
 
     def _closed(self, bracket: str) -> bool:
-        """Skip to the next item. Return True if the bracket closes instead."""
+        """Skip to the next item. Return True if the closing bracket comes instead."""
         self.blank()
         if self._take(","):
             self.blank()
@@ -112,7 +115,7 @@ class _Scanner:
 class _TomlScanner(_Scanner):
     def __init__(self, text: str) -> None:
         super().__init__(text)
-        self._counts: dict[KeyPath, int] = {}  # arrays of tables, and their current number of items
+        self._counts: dict[KeyPath, int] = {}  # number of items read so far, by path of an array of tables
 
     def scan(self) -> dict[KeyPath, int]:
         table: KeyPath = ()
@@ -136,7 +139,7 @@ class _TomlScanner(_Scanner):
     def _header(self, end: str) -> KeyPath:
         start = self.position
         keys = self.keys()
-        after, self.position = self.position + len(end), start  # the line of the header itself
+        after, self.position = self.position + len(end), start  # `note` records the line of the header
         path: KeyPath = ()
         for i, key in enumerate(keys):
             path = (*path, key)

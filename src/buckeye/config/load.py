@@ -1,4 +1,4 @@
-"""Loading of a configuration from a command line, with an error message that names every problem."""
+"""Load a configuration from a command line, or raise an error that lists every problem."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ T = TypeVar("T", bound=BaseConfig)
 
 
 def to_json(config: BaseConfig) -> str:
-    """Return the whole configuration as JSON, which `@ FILE.json` reads back to an equal object."""
+    """Return the configuration as JSON. `@ FILE.json` reads an equal object from this text."""
     return json.dumps(config.model_dump(mode="json"), indent=2, ensure_ascii=False) + "\n"
 
 
 def is_recorded(path: Path) -> bool:
-    """Return True for the resolved configuration in a run directory.
+    """Return True if the file is a resolved configuration in a run directory.
 
-    An earlier version may have written it: settings that no longer exist are ignored.
+    An earlier version of Buckeye may have written the file, so unknown settings in it are ignored.
     """
     return path.parent.name == "configs" and path.suffix == ".json"
 
 
 def load_config(model: type[T], argv: Sequence[str]) -> T:
-    """Return the configuration of a command line: flags take precedence over files, files over defaults.
+    """Return the configuration of a command line. Flags override files, and files override defaults.
 
     Raise `ConfigError` with every problem found.
     """
@@ -45,7 +45,7 @@ def load_config(model: type[T], argv: Sequence[str]) -> T:
 
 
 def load_with_warnings(model: type[T], argv: Sequence[str]) -> tuple[T, list[str]]:
-    """Return the configuration, and a warning for every setting with a possibly unexpected effect.
+    """Return the configuration of a command line, and warnings about settings with unexpected effects.
 
     Raise `ConfigError` with every problem found.
     """
@@ -55,9 +55,9 @@ def load_with_warnings(model: type[T], argv: Sequence[str]) -> tuple[T, list[str
 def load_settings(
     model: type[T], settings: Settings, problems: Sequence[Problem] = ()
 ) -> tuple[T, list[str]]:
-    """Return the configuration of raw settings, which are completed in place, and its warnings.
+    """Return the configuration of raw settings, and its warnings. Complete the raw settings in place.
 
-    Raise `ConfigError` with the given problems and every problem found.
+    Raise `ConfigError` with the given `problems` and every problem found.
     """
     replace_none_texts(settings, model)
     config, invalid = validate(model, settings, resolve_run if issubclass(model, RLConfig) else None)
@@ -78,7 +78,10 @@ def _warnings(config: BaseConfig, path: KeyPath, settings: Settings) -> Iterator
 
 
 def _read_sources(model: type[BaseConfig], argv: Sequence[str]) -> tuple[Settings, list[Problem]]:
-    """Merge all sources. Raise `ConfigError` at once for unreadable files: their settings are unknown."""
+    """Merge the settings of files and flags. Raise `ConfigError` if files cannot be read.
+
+    Without these files, the problems of other settings would be misleading, so they are not reported.
+    """
     flags = parse_flags(model, argv)
     settings, unreadable = Settings(), list[ConfigError]()
     for reference in flags.files:

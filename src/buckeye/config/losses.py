@@ -1,4 +1,4 @@
-"""Settings of the policy-gradient losses; the formulas are in docs/reference/losses.md."""
+"""Settings of the policy-gradient losses. docs/reference/losses.md has the formulas."""
 
 from __future__ import annotations
 
@@ -20,18 +20,20 @@ class TruncateCorrectionConfig(BaseConfig):
     type: Literal["truncate"] = "truncate"
     """Correction of importance weights."""
     level: Level = "token"
-    """Weight to limit: of each token, or the product or geometric mean over its sequence."""
+    """Weight to limit. token: the weight of each token. sequence: the product over the sequence. geometric:
+    the geometric mean over the sequence."""
     high: PositiveFloat = 5.0
     """Maximum weight."""
 
 
 class MaskCorrectionConfig(BaseConfig):
-    """Correction that removes the policy gradient of importance weights outside of [low, high]."""
+    """Correction that removes the policy gradient of tokens with an importance weight outside [low, high]."""
 
     type: Literal["mask"] = "mask"
     """Correction of importance weights."""
     level: Level = "token"
-    """Weight to limit: of each token, or the product or geometric mean over its sequence."""
+    """Weight to limit. token: the weight of each token. sequence: the product over the sequence. geometric:
+    the geometric mean over the sequence."""
     low: NonNegativeFloat = 0.5
     """Minimum weight that is kept."""
     high: PositiveFloat = 5.0
@@ -59,10 +61,10 @@ class BaseLossConfig(BaseConfig):
     kl_coef: NonNegativeFloat = 0.0
     """Weight of the KL divergence to the reference model. 0: no reference model."""
     kl_estimator: KlEstimator = "k3"
-    """Estimator of the KL divergence. k3: correct only on policy; its gradient is that of the reverse
-    divergence. k3_weighted: k3 times the importance ratio, also correct off policy."""
+    """Estimator of the KL divergence. k3 is correct only on policy, and its gradient is the gradient of the
+    reverse divergence. k3_weighted is k3 times the importance ratio, and is also correct off policy."""
     reference_model: str | None = None
-    """Reference model: a directory or a name. None: the initial model of the run."""
+    """Reference model: a directory, or a name on the Hugging Face hub. None: the initial model of the run."""
     entropy_coef: NonNegativeFloat = 0.0
     """Weight of the entropy bonus."""
 
@@ -82,9 +84,9 @@ class MaskedRatioLossConfig(BaseLossConfig):
     type: Literal["masked_ratio"] = "masked_ratio"
     """Name of the loss."""
     mask_ratio_high: PositiveFloat = 8.0
-    """Maximum ratio; tokens above it have no gradient."""
+    """Maximum ratio. Tokens with a larger ratio have no gradient."""
     mask_ratio_low: NonNegativeFloat = 0.125
-    """Minimum ratio; tokens below it have no gradient."""
+    """Minimum ratio. Tokens with a smaller ratio have no gradient."""
 
     @model_validator(mode="after")
     def _low_is_below_high(self) -> MaskedRatioLossConfig:
@@ -104,9 +106,9 @@ class NormalizedLossConfig(BaseLossConfig):
     """token: mean over tokens. sequence: mean over sequences of their token means. constant: sum over tokens
     divided by a constant per sequence."""
     normalization_length: PositiveInt | None = None
-    """Constant for normalization, in tokens. None: the trainer's seq_len."""
+    """Constant per sequence in tokens, for normalization = "constant". None: the trainer's seq_len."""
     correction: CorrectionConfig | None = None
-    """Limits on the importance weights between sampler and trainer."""
+    """Limits on the importance weights between sampler and trainer. None: no limits."""
 
     @model_validator(mode="after")
     def _length_is_used(self) -> Self:
@@ -215,7 +217,7 @@ class CustomLossConfig(NormalizedLossConfig, UserFunctionConfig):
     """Name of the loss."""
 
 
-# --- recipes: the losses above, with the settings of a paper ---
+# --- losses with the settings of a paper ---
 
 
 class GRPOLossConfig(PPOLossConfig):

@@ -53,7 +53,7 @@ class EvalConfig(BaseConfig):
     """Evaluation during training, on held-out tasks."""
 
     env: list[EvalEnvConfig] = []
-    """Environments to evaluate. Empty: those of the run."""
+    """Environments to evaluate. Empty: the environments of the run."""
     sampling: EvalSamplingConfig = EvalSamplingConfig()
     """Sampling settings of evaluations."""
     num_examples: AllOrCount = -1
@@ -81,22 +81,22 @@ class OrchestratorConfig(BaseConfig):
     batch_size: PositiveInt = 128
     """Rollouts per batch, in whole groups. If groups differ in size, a batch has at least this many."""
     rollouts_per_example: PositiveInt = 1
-    """Rollouts per task: the group whose rewards are compared. Environments may override it."""
+    """Rollouts per task. They form a group, whose rewards are compared. An environment may override this."""
     seq_len: PositiveInt = 2048
-    """Maximum length of a rollout, in tokens, with its prompt."""
+    """Maximum length of a rollout in tokens, including the prompt."""
     max_steps: PositiveInt | None = None
     """Number of batches. None: no limit."""
     max_async_level: NonNegativeInt = 1
     """Maximum number of steps that sampling runs ahead, up to max_off_policy_steps. 0: synchronous."""
     deterministic: bool | None = None
-    """Sample in lockstep: a synchronous run is bitwise reproducible, and waits for the slowest rollout of
-    each turn. None: yes if max_async_level is 0 and the engine is the embedded one."""
+    """Sample in lockstep, so that a synchronous run is bitwise reproducible. Each turn then waits for its
+    slowest rollout. None: true if max_async_level is 0 and the engine is the embedded one."""
     max_off_policy_steps: NonNegativeInt = 8
     """Maximum age of a trained token, in steps. If a running group would be too old for the next batch,
     the current batch waits for it. Always 0 in a synchronous run."""
     oversampling_factor: Annotated[float, Field(ge=1)] = 1.0
-    """Number of groups to run, relative to the groups that batches need. If too many groups
-    finish, the first are used. This favors short rollouts (metric collection/bias)."""
+    """Number of groups to run, relative to the groups that batches need. If more groups finish than needed,
+    the first ones are used. This favors short rollouts (metric collection/bias)."""
     max_concurrent: PositiveInt | None = None
     """Maximum number of concurrent rollouts. None: no limit."""
     zero_spread: Literal["keep", "drop"] = "keep"
@@ -111,14 +111,14 @@ class OrchestratorConfig(BaseConfig):
     """Maximum number of retries of a rollout that failed before its first sample, or because its engine or
     worker was lost."""
     min_group_size: PositiveInt | None = None
-    """Minimum number of rollouts with a reward in a group. Smaller groups are dropped. Other groups
-    are trained without their failed rollouts. None: half of rollouts_per_example, rounded up, at least 2."""
+    """Minimum number of rollouts with a reward in a group. Smaller groups are dropped. Larger groups are
+    trained without their failed rollouts. None: half of rollouts_per_example, rounded up, at least 2."""
     rollouts: RolloutsConfig = RolloutsConfig()
     """Content of `rollouts/`."""
     max_empty_batches: PositiveInt = 10
-    """End the run if the groups of this many batches in a row are all dropped."""
+    """Number of consecutive batches after which the run ends if all their groups are dropped."""
     weights_timeout: PositiveFloat = 3600.0
-    """Time limit for new weights, in seconds."""
+    """Seconds to wait for new weights of the trainer before the orchestrator fails."""
     model: PolicyModelConfig = PolicyModelConfig()
     """The policy."""
     client: ClientConfig = ClientConfig()
@@ -128,7 +128,7 @@ class OrchestratorConfig(BaseConfig):
     env: Annotated[list[TrainEnvConfig], Field(min_length=1)] = [TrainEnvConfig()]
     """Environments to train on."""
     env_pause: EnvPauseConfig = EnvPauseConfig()
-    """Pause of a failing environment. The others continue."""
+    """Pause of a failing environment. The other environments continue."""
     reward_shaping: RewardShapingConfig | None = None
     """Changes to the rewards of training rollouts."""
     advantage: AdvantageConfig | None = GroupAdvantageConfig()

@@ -1,4 +1,4 @@
-"""Problems of settings as messages: where, what, what to do, and suggested names."""
+"""Make error messages for invalid settings, with location, reason, hint and suggested names."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _PREDICATE = re.compile(r"(is|must) ")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Problem:
-    """Problem of the setting at `path` (empty: of the whole configuration).
+    """Problem of the setting at `path`, or of the whole configuration if `path` is empty.
 
-    `location` is the file line or the flag that sets it. `message` names the setting, or begins with "is" or
-    "must"; then the key is put before it.
+    `location` is the file line or the flag that sets the setting. `message` names the setting. If `message`
+    begins with "is" or "must", the key is put before it.
     """
 
     path: KeyPath = ()
@@ -33,7 +33,7 @@ class Problem:
     def at(self) -> str | None:
         """Location and key: `run.toml:3 (max_steps)` or `--max-steps`.
 
-        None if no file or flag sets it, and the message already has the key.
+        None if no file or flag sets the setting, and the message already has the key.
         """
         key = dotted(self.path)
         if self.location is None or self.location.layer is Layer.DEFAULT:
@@ -54,12 +54,12 @@ class Problem:
         return f"`{dotted(self.path)}` {self.message}" if is_predicate else self.message
 
     def __str__(self) -> str:
-        """Return one message: where, what, what to do."""
+        """Return the message of the error, with location and hint."""
         return str(self.error)
 
 
 def config_error(problems: Iterable[Problem | ConfigError]) -> ConfigError:
-    """Return one error that lists all problems, without duplicates."""
+    """Return one error with all problems, without duplicates."""
     errors = [problem.error if isinstance(problem, Problem) else problem for problem in problems]
     errors = list({str(error): error for error in errors}.values())
     if len(errors) == 1:
@@ -120,12 +120,12 @@ def closest(word: str, known: Iterable[str], *, count: int = 3) -> list[str]:
 
 
 def suggestion(names: Sequence[str]) -> str | None:
-    """Return a hint that suggests the names; None without any."""
+    """Return a hint that suggests the names, or None without names."""
     return f"did you mean {' or '.join(f'`{name}`' for name in names)}?" if names else None
 
 
 def did_you_mean(names: Sequence[str]) -> str:
-    """Return a sentence that suggests the names; "" without any."""
+    """Return a sentence that suggests the names, or "" without names."""
     return f" Did you mean {' or '.join(names)}?" if names else ""
 
 

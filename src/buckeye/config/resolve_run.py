@@ -1,7 +1,7 @@
-"""Resolved configuration of a run: settings shared by its processes are set once and passed to each of them.
+"""Resolve the configuration of a run: copy settings that its processes share to each process.
 
-`SHARED` is the complete table. A value of the run (`max_steps`, not `trainer.max_steps`) replaces those of
-its processes if it comes from a higher layer: `--max-steps 5` overrides the files of trainer and
+`SHARED` lists these settings. A value of the run (`max_steps`) replaces the values of its processes
+(`trainer.max_steps`) if it comes from a higher layer. So `--max-steps 5` overrides the files of trainer and
 orchestrator. Two different values in one layer are an error.
 """
 
@@ -23,7 +23,7 @@ _TRAINING = ("trainer", "orchestrator")
 _ALL = (*_TRAINING, "inference")
 
 SECTIONS: Mapping[str, tuple[str, ...]] = dict.fromkeys(("ckpt", "wandb", "wandb.log_extras"), _TRAINING)
-"""Optional sections. Each is on for all of its processes, or off for all of them."""
+"""Optional sections, and their processes. A section is on for all of its processes, or off for all."""
 
 
 def _fields(section: str, model: type[BaseConfig]) -> dict[str, tuple[str, ...]]:
@@ -43,10 +43,11 @@ SHARED: Mapping[str, tuple[str, ...]] = {
     **_fields("wandb", WandbConfig),
     **_fields("wandb.log_extras", WandbExtrasConfig),
 }
-"""Settings of the run, and the processes that have a setting of that name."""
+"""Settings of the run, and the processes that have a setting with the same name."""
 _MAY_DIFFER = ("log.level", "seq_len")
-"""Settings that may differ: each process may have its own log level, and the trainer's rows may be longer
-than rollouts.
+"""Settings that may differ between processes.
+
+Each process may have its own log level. The rows of the trainer (`seq_len`) may be longer than rollouts.
 """
 _NONE_IS_A_VALUE = ("ckpt.interval", "ckpt.keep")
 _LOSS_SETTINGS: Mapping[str, Mapping[KeyPath, Any]] = {
@@ -54,13 +55,13 @@ _LOSS_SETTINGS: Mapping[str, Mapping[KeyPath, Any]] = {
     "dapo": {("advantage", "std_norm"): "local", ("zero_spread",): "drop"},
     "rloo": {("advantage", "leave_one_out"): True},
 }
-"""Orchestrator settings of each paper's loss recipe."""
+"""Settings of the orchestrator in the paper of a loss, by loss."""
 _SERVERS: KeyPath = ("orchestrator", "client", "base_url")
 _MAX_MODEL_LEN: KeyPath = ("inference", "model", "max_model_len")
 
 
 def resolve_run(settings: Settings) -> list[Problem]:
-    """Complete the settings of an `rl` run in place. Return the conflicts."""
+    """Complete the settings of a run of `rl` in place, and return the conflicts between settings."""
     _add_processes(settings)
     _apply_loss_recipe(settings)
     problems = list(_share_resume(settings))
@@ -81,7 +82,10 @@ def _paths(name: str, roles: Sequence[str]) -> tuple[KeyPath, list[KeyPath]]:
 
 
 def _add_processes(settings: Settings) -> None:
-    """Add the processes with their defaults; no inference if the orchestrator uses other servers."""
+    """Add the sections of missing processes.
+
+    If `orchestrator.client.base_url` is set, the run uses other servers, so no section `inference` is added.
+    """
     for role in _TRAINING if settings.has(_SERVERS) else _ALL:
         if not settings.has((role,)):
             settings.put((role,), {}, BY_DEFAULT)
@@ -107,7 +111,7 @@ def _entries(settings: Settings, paths: Sequence[KeyPath]) -> list[Assignment]:
 
 
 def _share_resume(settings: Settings) -> Iterator[Problem]:
-    """Convert `resume` to `ckpt.resume_step = -1`, and turn checkpoints on."""
+    """Set `ckpt.resume_step` to -1 if `resume` is true, and turn checkpoints on."""
     resume = _entry(settings, ("resume",))
     if resume is None or resume.value is not True:
         return
@@ -127,7 +131,7 @@ def _share_resume(settings: Settings) -> Iterator[Problem]:
 
 
 def _share_section(settings: Settings, path: KeyPath, members: Sequence[KeyPath]) -> Iterator[Problem]:
-    """Turn an optional section on or off for all processes, as one of them sets it."""
+    """Turn an optional section on or off for all processes, if the run or one process sets it."""
     run, entries = _entry(settings, path), _entries(settings, members)
     if run is not None and run.value is None and all(_is_below(e, run) for e in entries):
         for member in members:
@@ -166,9 +170,9 @@ def _share(settings: Settings, name: str, path: KeyPath, members: Sequence[KeyPa
 
 
 def _impose(settings: Settings, run: Assignment, members: Sequence[KeyPath]) -> Iterator[Problem]:
-    """Set the run's value for all members.
+    """Set the value of the run for all `members`, the paths of the setting in the processes.
 
-    Yield a conflict if a member has another value, from an equal or higher layer.
+    Yield a conflict if a member has another value from an equal or higher layer.
     """
     for member in _entries(settings, members):
         if _is_same(run.value, member.value):
@@ -181,14 +185,17 @@ def _impose(settings: Settings, run: Assignment, members: Sequence[KeyPath]) -> 
 
 
 def _fill(settings: Settings, source: Assignment | None, members: Sequence[KeyPath]) -> None:
-    """Set the absent members, if their section exists or can be created."""
+    """Set the members without a value, if their section exists or can be created."""
     for path in members:
         if source is not None and settings.get(path) is MISSING and _can_set(settings, path):
             settings.put(path, source.value, source.location)
 
 
 def _can_set(settings: Settings, path: KeyPath) -> bool:
-    """Return True if the sections above a path are on or can be created; those of a process cannot."""
+    """Return True if the sections above a path are on or can be created.
+
+    The section of a process, such as `inference`, cannot be created.
+    """
     above = [settings.get(path[:length]) for length in range(1, len(path))]
     if path[0] in _ALL and above[0] is MISSING:
         return False
@@ -196,7 +203,7 @@ def _can_set(settings: Settings, path: KeyPath) -> bool:
 
 
 def _is_same(first: Any, second: Any) -> bool:
-    """Return True if two raw values are equivalent: "5" and 5, or `a/` and `a`."""
+    """Return True if two raw values mean the same value, such as "5" and 5, or `a/` and `a`."""
     if isinstance(first, str) and isinstance(second, str):
         return PurePath(first) == PurePath(second)
     return first == second or str(first) == str(second)
@@ -209,7 +216,7 @@ def _difference(first: Assignment, second: Assignment, run: KeyPath) -> Problem:
 
 
 def _fit_engines(settings: Settings) -> None:
-    """Set the engines' limits for the longest rollout, and for trained adapters."""
+    """Set the limits of the engines, so that they fit the longest rollout and the rank of adapters."""
     default = OrchestratorConfig.model_fields["seq_len"].default
     seq_len = _entry(settings, ("orchestrator", "seq_len"))
     _fill(settings, seq_len or Assignment((), default, BY_DEFAULT), [_MAX_MODEL_LEN])

@@ -13,18 +13,18 @@ class _GroupComparison(BaseConfig):
     std_norm: Literal["local", "global"] | None = None
     """Divide by the standard deviation of the group (local) or of the batch (global)."""
     leave_one_out: bool = False
-    """Subtract the mean of the other rollouts instead of the group's."""
+    """Subtract the mean reward of the other rollouts of the group, instead of the mean of the whole group."""
 
 
 class GroupAdvantageConfig(_GroupComparison):
-    """Reward minus its group's mean."""
+    """Reward of a rollout minus the mean reward of its group."""
 
     type: Literal["group"] = "group"
     """Computation of advantages."""
 
 
 class TurnAdvantageConfig(_GroupComparison):
-    """Return of each turn (its own and later rewards) minus the group's mean return of that turn."""
+    """Return of each turn (its reward and later rewards) minus the mean return of this turn in the group."""
 
     type: Literal["turn"] = "turn"
     """Computation of advantages."""
@@ -33,7 +33,7 @@ class TurnAdvantageConfig(_GroupComparison):
 
 
 class CustomAdvantageConfig(UserFunctionConfig):
-    """User function that computes a group's advantages."""
+    """User function that computes the advantages of a group."""
 
     type: Literal["custom"] = "custom"
     """Computation of advantages."""
@@ -48,21 +48,21 @@ AdvantageConfig = Annotated[
 
 
 class RewardShapingConfig(BaseConfig):
-    """Changes to the rewards of training rollouts.
+    """Changes to the rewards of training rollouts, not of evaluations.
 
-    Evaluations are not shaped. The environment sets the stop reason; "length" means truncated at a limit.
+    The environment sets the stop reason of a rollout. "length" means that a limit truncated the rollout.
     """
 
     stop_reason_rewards: dict[str, float] = {}
     """Rewards by stop reason, which replace those of the environment. Example: length = -0.5."""
     overlong_cache: PositiveInt | None = None
-    """Number of tokens before max_length over which the overlong penalty rises from 0. None: off."""
+    """Number of tokens before max_length. The overlong penalty rises from 0 over these tokens. None: off."""
     overlong_penalty: PositiveFloat = 1.0
-    """Overlong penalty at max_length."""
+    """Value of the overlong penalty at max_length."""
     max_length: PositiveInt | None = None
-    """Length in sampled tokens with the full penalty. None: sampling.max_tokens, which limits one reply."""
+    """Number of sampled tokens with the full penalty. None: sampling.max_tokens, the limit of one reply."""
     function: UserFunctionConfig | None = None
-    """User function that adds to the reward. It gets the task, the messages and the reward components."""
+    """User function whose result is added to the reward. It gets task, messages and reward components."""
 
     @model_validator(mode="after")
     def _every_setting_is_used(self) -> RewardShapingConfig:

@@ -40,7 +40,7 @@ class DiskConfig(BaseConfig):
 class RLConfig(TrackedConfig):
     """Reinforcement learning of a policy: trainer, orchestrator and inference together.
 
-    Set shared settings once, here or in one of the processes.
+    Set a setting that several processes share once: at the top level or in one of the processes.
     """
 
     trainer: TrainerConfig = TrainerConfig()
@@ -48,8 +48,8 @@ class RLConfig(TrackedConfig):
     orchestrator: OrchestratorConfig = OrchestratorConfig()
     """The orchestrator."""
     inference: InferenceConfig | None = None
-    """Inference servers to start. None (--no-inference): start no server. The run then uses the servers at
-    orchestrator.client.base_url. If that is set, it also starts no server."""
+    """Inference servers to start. None (--no-inference): start no server, and use the servers at
+    orchestrator.client.base_url. If base_url is set, the default is None."""
     inference_gpu_ids: DeviceIds = INFERENCE_DEVICES
     """Devices of inference on each of its nodes: GPUs, or CPU slots on a machine without GPUs."""
     trainer_gpu_ids: DeviceIds = TRAINER_DEVICES
@@ -63,7 +63,7 @@ class RLConfig(TrackedConfig):
     dry_run: bool = False
     """Print the resolved configuration and the plan, without starting the run."""
     log: LogConfig = LogConfig()
-    """Logging, unless a process has its own settings."""
+    """Logging of all processes. A process may override it."""
     ckpt: CheckpointConfig | None = None
     """Checkpoints of trainer and orchestrator."""
     wandb: WandbConfig | None = None
@@ -87,7 +87,7 @@ class RLConfig(TrackedConfig):
     supervision: SupervisionConfig = SupervisionConfig()
     """Timeouts of unresponsive processes, and limits on restarts."""
     cluster: ClusterConfig = ClusterConfig()
-    """Hosts of the run, if there are several."""
+    """Hosts of a run on several hosts."""
 
     def warnings(self) -> Iterator[str]:
         if self.inference is None and "base_url" not in self.orchestrator.client.model_fields_set:
@@ -99,10 +99,7 @@ class RLConfig(TrackedConfig):
 
     @property
     def stop_seconds(self) -> int:
-        """Maximum shutdown time of a trainer in seconds.
-
-        Covers its step, its last checkpoint, and the remaining uploads.
-        """
+        """Maximum seconds to stop a run: for the current step, a checkpoint, and remaining uploads."""
         ckpt = self.trainer.ckpt
         uploads = ckpt.store_timeout if ckpt is not None and ckpt.store is not None else 0
         return self.trainer.dist_timeout_seconds + uploads
@@ -161,7 +158,7 @@ class RLConfig(TrackedConfig):
 
     @model_validator(mode="after")
     def _model_nodes_fit(self) -> RLConfig:
-        """Raise if the nodes of a multi-node model also run the trainer: Ray gives all their GPUs to vLLM."""
+        """Raise if the trainer shares a node with a model on several nodes: vLLM uses all GPUs of it."""
         if self.inference is None or self.inference.parallel.pp == 1:
             return self
         pp, nodes, cluster = self.inference.parallel.pp, self.cluster.inference_node_numbers, self.cluster

@@ -1,4 +1,4 @@
-"""JSON Schemas of the configuration files, for editors."""
+"""Make JSON Schemas of configuration files, which editors use to check and complete the files."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ _NONE = {"const": "None", "description": "None, in TOML."}
 def json_schema(model: type[BaseConfig]) -> dict[str, Any]:
     """Return the JSON Schema (draft 2020-12) of a file for `@ FILE`.
 
-    No setting is required, since other files or flags may complete a file. The text "None" is accepted where
-    null is.
+    No setting is required, because other files or flags may complete the file. Where null is allowed, the
+    text "None" is, too.
     """
     schema = model.model_json_schema()
     definitions = schema.get("$defs", {})

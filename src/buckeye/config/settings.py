@@ -1,4 +1,4 @@
-"""Raw settings: nested plain data with the location of every value."""
+"""Raw settings: nested dicts and lists before validation, with the file line or flag of every value."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from enum import IntEnum
 from typing import Any, Final
 
 KeyPath = tuple[str | int, ...]
-"""Keys from the root to a value; an int is a list index."""
+"""Keys from the root to a value. An int is a list index."""
 
 
 class Layer(IntEnum):
-    """Source of a value; a higher layer takes precedence."""
+    """Source of a value. A higher layer takes precedence."""
 
     DEFAULT = 0
     FILE = 1
@@ -23,7 +23,7 @@ class Layer(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """Location of a value: `train.toml:7`, `--max-steps`."""
+    """File line or flag that sets a value, such as `train.toml:7` or `--max-steps`."""
 
     text: str
     layer: Layer
@@ -33,7 +33,7 @@ BY_DEFAULT = Location("by default", Layer.DEFAULT)
 
 
 class _Missing:
-    """Type of MISSING."""
+    """Type of MISSING, which means that a setting has no value."""
 
 
 MISSING: Final = _Missing()
@@ -51,9 +51,9 @@ def flag_of(path: Iterable[str | int]) -> str:
 
 @dataclass(slots=True)
 class Settings:
-    """Nested dicts, lists and scalars in `values`; `locations` has the location of some paths.
+    """Values of settings as nested dicts, lists and scalars, and the locations of some paths.
 
-    `has_flags` is False if no command line can set them.
+    `has_flags` is False if flags cannot set these settings.
     """
 
     values: dict[str, Any] = field(default_factory=dict)
@@ -70,11 +70,14 @@ class Settings:
         return value
 
     def has(self, path: KeyPath) -> bool:
-        """Return True if there is a value at `path`."""
+        """Return True if `path` has a value."""
         return self.get(path) is not MISSING
 
     def location(self, path: KeyPath) -> Location | None:
-        """Return the location of the value at `path`, else of a value inside it, else of a parent."""
+        """Return the location of the value at `path`.
+
+        If it is unknown, return the location of a value inside, or else of a section that contains `path`.
+        """
         if path and path not in self.locations and (inside := self._below(path)):
             return self.locations[inside[0]]
         for length in range(len(path), 0, -1):
@@ -83,14 +86,14 @@ class Settings:
         return None
 
     def put(self, path: KeyPath, value: Any, location: Location) -> None:
-        """Write `value` to `path`, a key of a table, or an index of a list up to its length.
+        """Write `value` to `path`. If `path` and `value` are tables, merge them.
 
-        Tables are merged into existing ones.
+        The last key of `path` is a key of a table, or an index of a list up to its length.
         """
         self._merge(path, value, {(): location})
 
     def merge(self, other: Settings, at: KeyPath = ()) -> None:
-        """Merge `other` into these settings, table by table; its values take precedence."""
+        """Merge `other` into these settings, table by table. The values of `other` take precedence."""
         self._merge(at, other.values, other.locations)
 
     def _merge(self, at: KeyPath, value: Any, locations: Mapping[KeyPath, Location]) -> None:
@@ -113,7 +116,7 @@ class Settings:
     def _parent(self, path: KeyPath) -> Any:
         """Return the table or list that contains `path`.
 
-        Missing tables are created, replacing any other value.
+        Missing tables and lists are created. They replace values of another type.
         """
         parent: Any = self.values
         for key, following in itertools.pairwise(path):
@@ -142,7 +145,7 @@ def _leaves(path: KeyPath, value: Any) -> Iterator[tuple[KeyPath, Any]]:
 
 
 def _under(locations: Mapping[KeyPath, Location], key: str) -> dict[KeyPath, Location]:
-    """Return the locations under one key of a table; by default the key has the table's location."""
+    """Return the locations under one key of a table. Without a location, the key gets that of the table."""
     inherited = {(): locations[()]} if () in locations else {}
     return inherited | {path[1:]: location for path, location in locations.items() if path[:1] == (key,)}
 

@@ -16,9 +16,9 @@ class ChatDataConfig(BaseConfig):
     path: Path
     """File of conversations to train on."""
     val_path: Path | None = None
-    """File to measure the loss on: before the first step, at each checkpoint, and at the end."""
+    """File to measure the validation loss on: before the first step, at each checkpoint, and at the end."""
     val_interval: PositiveInt | None = None
-    """Steps between two additional measurements."""
+    """Steps between two additional measurements of the validation loss. None: no additional measurements."""
     seed: int = 0
     """Seed of the order of conversations."""
 
@@ -33,6 +33,6 @@ class SFTConfig(TrainingConfig, TrackedConfig):
     batch_size: PositiveInt = 32
     """Number of conversations per step."""
     seq_len: PositiveInt = 2048
-    """Maximum length of a conversation, in tokens. Longer ones are dropped."""
+    """Maximum length of a conversation, in tokens. Longer conversations are dropped."""
     micro_batch_tokens: PositiveInt = 2048
-    """Tokens of several conversations to compute at once, if more than seq_len."""
+    """Tokens to compute at once, from several conversations. Has an effect only if larger than seq_len."""

@@ -1,4 +1,4 @@
-"""Base class of settings, and settings of several processes: logging, trackers, checkpoints, clients."""
+"""Base class of settings, and settings of several processes: logging, trackers, checkpoints and clients."""
 
 from __future__ import annotations
 
@@ -25,32 +25,32 @@ CONFLICT = "conflict"
 
 
 class BaseConfig(BaseModel):
-    """Immutable settings. Unknown keys are errors; the string under a field is its help text."""
+    """Base class of immutable settings. Unknown keys are errors. The string after a field is its help."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False, defer_build=True
     )
 
     def warnings(self) -> Iterator[str]:
-        """Yield a message on each valid setting with a possibly unexpected effect.
+        """Yield a message about each valid setting that may have an unexpected effect.
 
-        The message has the name of that setting in backticks, before the names of other settings.
+        The first name in backticks in the message is the name of this setting.
         """
         yield from ()
 
 
 def named_settings(message: str) -> list[str]:
-    """Return the settings that a message names in backticks."""
+    """Return the names of settings that a message has in backticks."""
     return list(dict.fromkeys(re.findall(r"`([\w.]+)`", message)))
 
 
 def conflict(
     message: str, *fields: str, hint: str | None = None, code: str = "BK-CONFIG-CONFLICT"
 ) -> PydanticCustomError:
-    """Return an error for conflicting settings, to raise in a validator.
+    """Return an error about conflicting settings. A validator raises it.
 
-    `fields` are these settings. Default: all that `message` names in backticks. Names in backticks in
-    `message` and `hint` become full keys: `lr` becomes `trainer.optim.lr`.
+    `fields` are the conflicting settings. By default, they are the names in backticks in `message`. In
+    `message` and `hint`, names in backticks become full keys: `lr` becomes `trainer.optim.lr`.
     """
     named = list(fields) or named_settings(message)
     context = {"message": message, "fields": named, "hint": hint, "code": code}
@@ -58,7 +58,10 @@ def conflict(
 
 
 def variant(default: str) -> Discriminator:
-    """Return a discriminator that selects a class of a union by `type`, or `default` without `type`."""
+    """Return a discriminator of pydantic that selects a class of a union by the value of `type`.
+
+    Without `type`, it selects the class with the tag `default`.
+    """
 
     def tag(value: Any) -> str | None:
         if isinstance(value, dict):
@@ -128,7 +131,7 @@ class WandbConfig(BaseConfig):
     name: str | None = None
     """Name of the run. None: the name of the output directory."""
     offline: bool = False
-    """Write to disk only; `wandb sync` uploads it later."""
+    """Write the data only to disk. `wandb sync` uploads it later."""
     id: str | None = None
     """Id of the run. None: derived from the output directory, so that a resumed run keeps it."""
     log_extras: WandbExtrasConfig | None = WandbExtrasConfig()
@@ -178,9 +181,10 @@ class CheckpointConfig(BaseConfig):
     resume_step: ResumeStep | None = None
     """Resume from the checkpoint of this step. -1: the newest. None: start from the model."""
     keep: PositiveInt | None = 3
-    """Number of the newest checkpoints to keep, in addition to the best by evaluation. None: all."""
+    """Number of newest checkpoints to keep, in addition to the one with the best evaluation. None: all."""
     store: str | None = None
-    """Object store for copies: s3://bucket/prefix or gs://bucket/prefix, with one prefix per run."""
+    """Object store for copies of checkpoints: s3://bucket/prefix or gs://bucket/prefix, with one prefix per
+    run."""
     store_timeout: PositiveInt = 1800
     """Time limit for remaining uploads at the end of a run, in seconds."""
 
@@ -218,7 +222,7 @@ class PolicyModelConfig(BaseConfig):
 
 
 class EvalSamplingConfig(BaseConfig):
-    """Sampling settings of an evaluation. None: the value of training, or of the server."""
+    """Sampling settings of an evaluation. None: the value of training, or else the default of the server."""
 
     temperature: Annotated[float, Field(ge=0)] | None = None
     """Sampling temperature. 0: greedy."""

@@ -1,4 +1,4 @@
-"""Structure of the configuration classes, for flags, messages, help and schemas."""
+"""Describe the fields and allowed values of configuration classes, for flags, messages and help."""
 
 from __future__ import annotations
 
@@ -24,9 +24,14 @@ _MAX_LISTED_NAMES = 12
 class Shape:
     """Allowed values of a field.
 
-    One of: tables (several classes are distinguished by `type`), a list of `element`, a free table with
-    values of type `free`, one of `choices`, or a value of one of the types `scalars`. Also None if
-    `optional`. `bounds` are limits such as ">= 1".
+    A value is one of these:
+
+    - a section of a class in `tables`. If there are several classes, `type` selects one.
+    - a list, whose items have the shape `element`
+    - a table with any names, and values of type `free`
+    - one of `choices`
+    - a value of a type in `scalars`, within `bounds` such as ">= 1"
+    - None, if `optional`
     """
 
     tables: tuple[type[BaseConfig], ...] = ()
@@ -39,7 +44,7 @@ class Shape:
 
     @property
     def is_flag(self) -> bool:
-        """True if it is a boolean and nothing else."""
+        """True if only a boolean is allowed."""
         return self.scalars == {bool} and not (self.tables or self.element or self.choices)
 
     def find(self, name: str) -> Shape | None:
@@ -65,12 +70,12 @@ class Shape:
 
 @cache
 def fields_of(model: type[BaseConfig]) -> Mapping[str, Shape]:
-    """Return the fields of a class, by name."""
+    """Return the allowed values of the fields of a class, by name."""
     return {name: _field_shape(info) for name, info in model.model_fields.items()}
 
 
 def shape_of(model: type[BaseConfig]) -> Shape:
-    """Return the shape of a section of this class."""
+    """Return the shape of a section with the class `model`."""
     return Shape(tables=(model,))
 
 
@@ -84,9 +89,9 @@ def shape_at(model: type[BaseConfig], path: KeyPath) -> Shape | None:
 
 
 def paths_of(model: type[BaseConfig], under: KeyPath = ()) -> Iterator[KeyPath]:
-    """Yield the paths of all settings, sections before their content.
+    """Yield the paths of all settings, each section before its settings.
 
-    Index 0 represents all entries of a list.
+    In a path, the index 0 means every index of a list.
     """
     for name, shape in fields_of(model).items():
         path = (*under, name)
@@ -100,10 +105,10 @@ def paths_of(model: type[BaseConfig], under: KeyPath = ()) -> Iterator[KeyPath]:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Target of a dotted name.
+    """Setting that a dotted name refers to.
 
-    If the setting does not exist, `shape` has the value None, `path` ends with the unknown part, and `owner`
-    is the section that lacks it.
+    If the setting does not exist, `shape` is None, `path` ends with the unknown part, and `owner` is the
+    section that lacks this part.
     """
 
     path: KeyPath
@@ -112,13 +117,13 @@ class Target:
 
 
 def resolve(model: type[BaseConfig], parts: Sequence[str]) -> Target:
-    """Return the target of a dotted name, from the root of a configuration. Its parts may have - or _."""
+    """Return the setting that the parts of a dotted name refer to. In a part, `-` counts as `_`."""
     path: KeyPath = ()
     shape = shape_of(model)
     for i, part in enumerate(parts):
         owner = shape
         if shape.free is not None:
-            # Argument names have no dash; names of, for example, headers stay unchanged.
+            # Arguments of functions have no dash. Names in tables of texts, such as headers, may have one.
             rest = parts[i:] if shape.free is str else [name.replace("-", "_") for name in parts[i:]]
             scalars = frozenset({str}) if shape.free is str else frozenset[type]()
             return Target((*path, *rest), Shape(scalars=scalars), owner)
@@ -154,7 +159,7 @@ def replace_none_texts(settings: Settings, model: type[BaseConfig]) -> None:
 def unknown_setting(
     model: type[BaseConfig], path: KeyPath, location: Location | None, owner: Shape
 ) -> Problem:
-    """Return the problem of a setting that does not exist; `owner` is the section that lacks it."""
+    """Return the problem of a setting that does not exist. `owner` is the section that lacks the setting."""
     name = str(path[-1])
     if not owner.tables:
         parent = dotted(path[:-1])
@@ -233,7 +238,7 @@ def _find_part(shape: Shape, part: str) -> tuple[Shape | None, str | int]:
 
 
 def _similar_settings(model: type[BaseConfig], name: str) -> list[KeyPath]:
-    """Return settings with that name, or a similar one, in other sections; those near the root first."""
+    """Return settings with this name or a similar one in any section. Those near the root come first."""
     paths = list(dict.fromkeys(paths_of(model)))
     near = closest(name, [str(path[-1]) for path in paths], count=1)
     return sorted((path for path in paths if path[-1] in near), key=len)[:3]

@@ -11,8 +11,8 @@ class SupervisionConfig(BaseConfig):
     """Timeouts of unresponsive processes, and limits on restarts."""
 
     restart: bool = True
-    """Restart processes that end or stall: a server alone, trainer and orchestrator from the newest
-    checkpoint. False: end the run."""
+    """Restart processes that fail or stall. A server restarts alone. Trainer and orchestrator restart
+    together, from the newest checkpoint. False: end the run."""
     max_restarts: NonNegativeInt = 5
     """Maximum number of restarts within restart_window. A new checkpoint resets the count."""
     restart_window: PositiveFloat = 600.0
@@ -21,6 +21,6 @@ class SupervisionConfig(BaseConfig):
     """Seconds without a heartbeat after which a process is killed and restarted."""
     stall_timeout: PositiveFloat = 1800.0
     """Seconds without progress after which a process is killed and restarted, unless it waits for another
-    one. After half of it without a step, the run logs what each process waits for."""
+    process. If no step finishes in half of this time, the run logs the wait of each process."""
     start_timeout: PositiveFloat = 600.0
-    """Seconds from the start of a process to its first heartbeat."""
+    """Maximum seconds from the start of a process to its first heartbeat."""

@@ -1,4 +1,4 @@
-"""TOML parse errors, with the line and its correction."""
+"""Make error messages for invalid TOML, with the line and a corrected line."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ _MAX_CORRECTED = 1000
 
 
 def toml_error(name: str, text: str, error: tomllib.TOMLDecodeError) -> ConfigError:
-    """Return the error for invalid TOML, with file, line, column and the line itself.
+    """Return the error for invalid TOML, with file, line number, column and the text of the line.
 
-    The hint is a corrected line, if one is found. `name` is the file's name, `text` its content.
+    If a correction of the line is found, it is the hint. `name` is the name of the file, and `text` is its
+    content.
     """
     reason, line, column = _locate(text, error)
     message = f"not valid TOML: {reason[:1].lower()}{reason[1:]}\n{show_position(text, line, column)}"
@@ -37,7 +38,7 @@ def toml_error(name: str, text: str, error: tomllib.TOMLDecodeError) -> ConfigEr
 
 
 def show_position(text: str, line: int, column: int) -> str:
-    """Return the line (from 1), with a caret under the column (from 1)."""
+    """Return the text of a line, with a caret under the column. Lines and columns count from 1."""
     lines = text.split("\n")
     content = lines[line - 1].replace("\t", " ") if line <= len(lines) else ""
     start = max(0, column - _MAX_SHOWN)
@@ -47,7 +48,7 @@ def show_position(text: str, line: int, column: int) -> str:
 def _locate(text: str, error: tomllib.TOMLDecodeError) -> tuple[str, int, int]:
     """Return the reason, the line and the column of an error.
 
-    One at the end is reported at the last line with content.
+    An error at the end of the text gets the last line with content.
     """
     message = str(error)
     if (match := _POSITION.search(message)) is not None:
@@ -68,7 +69,7 @@ def _error_line(text: str) -> float:
 
 
 def _candidates(line: str) -> Iterator[tuple[str, str]]:
-    """Yield corrections of a line, each with the action; more likely ones first."""
+    """Yield corrected lines, each with the action for the hint. More likely corrections come first."""
     pair = _PAIR.fullmatch(line) if len(line) < _MAX_CORRECTED else None
     if pair is None:
         return

@@ -26,11 +26,11 @@ class ActivationCheckpointConfig(BaseConfig):
 
 
 class ActivationOffloadConfig(BaseConfig):
-    """Inputs of recomputed layers in main memory (GPU only). Implies `ac`."""
+    """Storage of the inputs of recomputed layers in main memory (GPU only). Implies `ac`."""
 
 
 class LoRAConfig(BaseConfig):
-    """Low-rank adapters instead of all weights. They need about ten times the learning rate."""
+    """Training of low-rank adapters instead of all weights. It needs about ten times the learning rate."""
 
     rank: PositiveInt = 16
     """Rank of the adapters."""
@@ -63,11 +63,11 @@ class ModelConfig(BaseConfig):
     """Model to train."""
 
     name: str = "Qwen/Qwen3-0.6B"
-    """A model directory, a name on the Hugging Face hub, or an adapter folder, which sets `adapter` and names
-    its base model."""
+    """A model directory, a name on the Hugging Face hub, or an adapter folder. With an adapter folder,
+    training starts from the adapter and its base model."""
     adapter: Path | None = None
-    """Folder of an adapter to start from. With experimental.lora it is trained further; without, it is merged
-    into the model."""
+    """Folder of an adapter to start from. With experimental.lora, the adapter is trained. Without it, the
+    adapter is merged into the model, and the model is trained."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device to train on. auto: a GPU if available."""
     compute_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
@@ -94,7 +94,7 @@ class ModelConfig(BaseConfig):
     tp: PositiveInt = 1
     """Number of ranks that share the heads and hidden units of each layer (tensor parallelism)."""
     load_using_meta: bool = False
-    """Load only its own shards on each rank of a sharded model."""
+    """Load only the shards of a rank on each rank of a sharded model."""
     reduce_dtype: Dtype = "float32"
     """Data type for the sum of gradients over ranks."""
     experimental: ExperimentalConfig = ExperimentalConfig()
@@ -127,7 +127,7 @@ class BaseOptimizerConfig(BaseConfig):
     weight_decay: NonNegativeFloat = 0.01
     """Weight decay of matrices."""
     max_norm: PositiveFloat | None = 1.0
-    """Maximum norm of the gradients; they are clipped to it. None: no clipping."""
+    """Maximum norm of the gradients. Larger gradients are scaled to this norm. None: no clipping."""
 
 
 class AdamWConfig(BaseOptimizerConfig):
@@ -145,7 +145,7 @@ class AdamW8bitConfig(BaseOptimizerConfig):
     """AdamW with 8 bits per element of its moments (a quarter of AdamW's memory)."""
 
     type: Literal["adamw8bit"] = "adamw8bit"
-    """Optimizer. Requires the extra `optim8bit` and a model without shards."""
+    """Optimizer. adamw8bit requires the extra `optim8bit` and a model without shards."""
     betas1: Fraction = 0.9
     """Decay of the first moment."""
     betas2: Fraction = 0.999
@@ -237,7 +237,7 @@ class WeightsConfig(BaseConfig):
     keeps them on average, and requires bfloat16. auto: stochastic for bfloat16 on a CPU, nearest on a GPU."""
     measure_interval: PositiveInt | None = 20
     """Steps between two measurements of the part of the update that the stored weights contain. Before the
-    first, steps 1, 2, 4, ... are measured too. None: off."""
+    first of these steps, steps 1, 2, 4, ... are also measured. None: off."""
 
     @model_validator(mode="after")
     def _stochastic_is_bfloat16(self) -> WeightsConfig:
@@ -322,9 +322,9 @@ class TrainerConfig(TrainingConfig):
     max_off_policy_steps: NonNegativeInt = 8
     """Maximum age of a trained token, in steps. Older samples are dropped."""
     seq_len: PositiveInt = 2048
-    """Row length in tokens. Samples are packed into rows, which are computed at once."""
+    """Row length in tokens. Samples are packed into rows. The trainer computes a row at once."""
     batch_timeout: PositiveFloat = 3600.0
-    """Time limit for a batch, in seconds."""
+    """Seconds to wait for a batch of the orchestrator before the trainer fails."""
 
     @model_validator(mode="after")
     def _adapter_is_not_rounded(self) -> TrainerConfig:

@@ -1,4 +1,4 @@
-"""Validation of raw settings: the result is a configuration object, or every problem."""
+"""Validate raw settings: make a configuration object, or list every problem."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _MAX_SHOWN_CHARACTERS = 60
 def validate(
     model: type[T], settings: Settings, resolve: Callable[[Settings], list[Problem]] | None = None
 ) -> tuple[T | None, list[Problem]]:
-    """Return the configuration (None if there are problems), and every problem.
+    """Return the configuration, or None if there are problems, and every problem.
 
-    `resolve` completes the settings in place. Single values are checked before, conflicts between settings
-    after it.
+    The function `resolve` completes the settings in place. Single values are checked before the call of
+    `resolve`, and conflicts between settings after it.
     """
     config, errors = _validate(model, settings)
     problems = list(_bools_for_numbers(model, settings))
@@ -75,7 +75,7 @@ def _problem(model: type[BaseConfig], settings: Settings, error: ErrorDetails) -
 def _locate(model: type[BaseConfig], loc: tuple[str | int, ...]) -> tuple[KeyPath, Shape, Shape | None]:
     """Return the path of an error, its section, and the expected shape (None: the setting does not exist).
 
-    In a union, pydantic's location also contains the variant's tag.
+    `loc` is pydantic's location of the error. In a union, `loc` also has the tag of the class.
     """
     path: KeyPath = ()
     owner = shape = shape_of(model)
@@ -95,7 +95,7 @@ def _locate(model: type[BaseConfig], loc: tuple[str | int, ...]) -> tuple[KeyPat
 
 
 def _unknown_key(model: type[BaseConfig], settings: Settings, path: KeyPath, owner: Shape) -> Problem:
-    """Return the problem of an unknown setting, or of one that only another `type` of the section has."""
+    """Return the problem of an unknown setting, or of a setting that belongs to another `type`."""
     location = settings.location(path)
     section = resolve(model, [str(key) for key in path[:-1]]).owner
     variants = [

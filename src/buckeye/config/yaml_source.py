@@ -1,4 +1,4 @@
-"""Reader of YAML 1.2 files, as settings with locations."""
+"""Read YAML 1.2 files as settings with locations."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MAX_VALUES = 100_000
 def read_yaml(path: Path) -> Settings:
     """Return the settings in a file, each with its location `file:line`.
 
-    Raise `ConfigError` with file and line.
+    Raise `ConfigError`, with file and line, if the file cannot be read.
     """
     text = read_text(str(path))
     try:
@@ -53,7 +53,7 @@ def _yaml_error(name: str, error: MarkedYAMLError) -> ConfigError:
 
 
 class _Builder:
-    """Builder of plain values from a tree of nodes, with the location of each."""
+    """Builder of plain values from the nodes of a YAML file, with the location of each value."""
 
     def __init__(self, name: str) -> None:
         self.name = name

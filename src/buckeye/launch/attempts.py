@@ -1,6 +1,7 @@
-"""The attempts of one start of a run: trainer and orchestrator, from one checkpoint on.
+"""The attempts of a run. In an attempt, a trainer and an orchestrator run until the run or one of them ends.
 
-If one of these processes dies, the attempt ends, and the next one begins at the newest checkpoint.
+If one of these processes dies, the launcher ends the attempt, and begins the next attempt at the newest
+checkpoint.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunLaunch:
-    """One start of a run: the values that do not change while it runs.
+    """Values that do not change between the attempts of one start of a run.
 
-    It began at the checkpoint of `step` (None: at the original model), as attempt `first_attempt`. `nodes`
-    are the other hosts.
+    The start began at the checkpoint of `step` (None: at the original model), with attempt `first_attempt`.
+    `nodes` are the other hosts.
     """
 
     config: RLConfig
@@ -53,14 +54,14 @@ class Attempts:
         self._failures = FailureHandler(config.supervision, config.output_dir, recorder.record_restart)
         self._budget = self._failures.new_budget()
         self._state: Literal["running", "ending", "waiting"] = "running"
-        self._deadline = 0.0  # when ending processes are killed, or when waiting ones are started
+        self._deadline = 0.0  # ending: time to kill the processes; waiting: time to begin the next attempt
         self._delay = 0.0
         self._absent_since: float | None = None
         self._verifies_checkpoints = False  # True once a checkpoint was damaged
 
     @property
     def running(self) -> bool:
-        """True if an attempt is running, and is not being ended or begun."""
+        """True while an attempt runs; False while it ends and until the next attempt has begun."""
         return self._state == "running"
 
     @property
@@ -77,7 +78,7 @@ class Attempts:
         if self._state == "running":
             failed = [child for child in self.members if child.returncode not in (None, 0)]
             if failed:
-                # of ranks that end together, the one killed by a signal (lowest code) is the cause
+                # if ranks end together, the rank that a signal killed (the lowest code) is the cause
                 self._handle_failure(min(failed, key=lambda child: child.returncode or 0), now, step)
         elif self._state == "ending":
             self._end(now)
@@ -85,7 +86,7 @@ class Attempts:
             self._begin(now)
 
     def refill(self) -> None:
-        """Allow all restarts again, after progress of the run."""
+        """Reset the count of used restarts, because the run has made progress."""
         self._budget.refill()
 
     def _handle_failure(self, child: Child, now: float, step: int) -> None:
@@ -124,7 +125,7 @@ class Attempts:
         self._state, self._deadline = "waiting", now + self._delay
 
     def _wait_for_nodes(self, now: float) -> bool:
-        """Return True if a node is absent. Raises RunError if it is absent for too long."""
+        """Return True if a node is absent. Raises RunError if one is absent for `cluster.join_timeout`."""
         absent = self._processes.absent(self.plan.of_kind("orchestrator") + self.plan.of_kind("trainer"))
         if not absent:
             self._absent_since = None

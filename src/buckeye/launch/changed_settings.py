@@ -22,8 +22,7 @@ from buckeye.run_files.record import RunRecord, read_record
 RECORDED_CONFIG = Path("configs", "rl.json")
 """Path of the recorded configuration in the run directory.
 
-At first this is the configuration of the first start, later that of the newest start whose processes all
-became ready.
+The first start of a run writes the file. A later start replaces it once all its processes are ready.
 """
 
 _START_SETTINGS = {"clean", "dry_run", "output_dir", "resume", "resume_step"}
@@ -32,7 +31,7 @@ _START_SETTINGS = {"clean", "dry_run", "output_dir", "resume", "resume_step"}
 
 @dataclass(frozen=True, slots=True)
 class SettingChange:
-    """Setting that a resume at `step` changed: the steps from there on ran with `new`."""
+    """Setting that a resume at `step` changed. The steps after `step` ran with `new`."""
 
     step: int
     key: str
@@ -43,8 +42,8 @@ class SettingChange:
 def record_config(config: RLConfig, *, since: int | None = None) -> None:
     """Write the configuration to the run directory as the configuration of the run.
 
-    If it differs from that of the steps before `since`, the step at which the run was resumed, that one is
-    kept, too.
+    `since` is the step at which the run was resumed. If the steps before `since` ran with other settings,
+    their configuration is kept in another file.
     """
     if since is not None:
         _keep_former_config(config, since)
@@ -57,7 +56,7 @@ def _keep_former_config(config: RLConfig, since: int) -> None:
     current = to_recorded_form(config).model_dump(mode="json")
     try:
         former = _completed(read_json(next(iter(discarded), output_dir / RECORDED_CONFIG)))
-    except (OSError, ValueError):  # the start of the run has reported it
+    except (OSError, ValueError):  # `changed_settings` has already reported the unreadable file
         former = current
     if since and compare_settings(former, current):
         write_file(kept, json.dumps(former, indent=2, ensure_ascii=False) + "\n", mode=0o600)
@@ -67,12 +66,15 @@ def _keep_former_config(config: RLConfig, since: int) -> None:
 
 
 def former_config(step: int) -> Path:
-    """Return the path in the run directory of the configuration that the steps before `step` ran with."""
+    """Return where the run directory keeps the configuration of the steps before `step`."""
     return RECORDED_CONFIG.with_name(f"rl_before_step_{step}.json")
 
 
 def former_configs(output_dir: Path) -> dict[int, Path]:
-    """Return the kept configurations of a run by the step before which each was replaced, in order."""
+    """Return the paths of the replaced configurations of a run, by the step of the resume that replaced each.
+
+    The steps are in ascending order.
+    """
     folder = output_dir / RECORDED_CONFIG.parent
     paths = {path.stem.rpartition("_")[2]: path for path in folder.glob("rl_before_step_*.json")}
     return {int(step): paths[step] for step in sorted(filter(str.isdecimal, paths), key=int)}
@@ -81,7 +83,7 @@ def former_configs(output_dir: Path) -> dict[int, Path]:
 def settings_history(output_dir: Path) -> list[SettingChange]:
     """Return the changes of settings by resumes, in order, without secrets.
 
-    A setting shared by several processes appears once. Unreadable files are left out.
+    A setting that several processes share appears once. Unreadable files are skipped.
     """
     configs = []
     for step, path in [*former_configs(output_dir).items(), (0, output_dir / RECORDED_CONFIG)]:
@@ -97,7 +99,7 @@ def settings_history(output_dir: Path) -> list[SettingChange]:
 
 
 def distinct_changes(changes: list[tuple[str, Any, Any]]) -> list[tuple[str, Any, Any]]:
-    """Return the changes without those of a setting that several processes share, except the first."""
+    """Return the changes, with only the first of equal changes of a setting that several processes share."""
     found: dict[tuple[str, str, str], tuple[str, Any, Any]] = {}
     for key, old, new in changes:
         found.setdefault((key.partition(".")[2] or key, repr(old), repr(new)), (key, old, new))
@@ -105,7 +107,10 @@ def distinct_changes(changes: list[tuple[str, Any, Any]]) -> list[tuple[str, Any
 
 
 def read_earlier_start(output_dir: Path) -> RunRecord | None:
-    """Return the record of an earlier start, or None if it or its configuration is missing or unreadable."""
+    """Return the record of an earlier start of the run.
+
+    Returns None if the record is missing or unreadable, or if the recorded configuration is missing.
+    """
     if not (output_dir / RECORDED_CONFIG).exists():
         return None
     try:
@@ -188,5 +193,5 @@ def _differences(old: Any, new: Any, key: tuple[str, ...]) -> Iterator[tuple[tup
 
 
 def _by_key(value: Any) -> Any:
-    """Return a list as a mapping, so that one changed entry is not reported as a change of all."""
+    """Return a list as a mapping by index, so that a change of one entry is reported for this entry only."""
     return {str(index): item for index, item in enumerate(value)} if isinstance(value, list) else value

@@ -1,6 +1,6 @@
-"""Warnings and samples of a run's processes for the launcher's screen.
+"""Warnings and sample rollouts of a run's processes, for the launcher's screen.
 
-One warning of each kind is shown; the rest are counted.
+Of similar warnings, the screen shows one per ten minutes. The others are counted.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _MAX_CHARACTERS = 500
 class ChildWarnings:
     """Reader of the warnings and samples in the log that all processes of a run share.
 
-    It starts at the current end of the log, and skips the lines of `own_process`. At most one warning of each
-    kind is returned per ten minutes. `suppressed_count` counts the others.
+    The reader starts at the current end of the log, and skips the lines of the process `own_process`. It
+    returns at most one warning of each kind per ten minutes. `suppressed_count` counts the others.
     """
 
     def __init__(self, log: Path, *, own_process: str) -> None:

@@ -1,4 +1,4 @@
-"""The reason why a process of a run ended, as far as this machine shows it."""
+"""Find the reason why a process of a run ended: its exit code, its last output, and memory and disk."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ERROR_LINE = re.compile(r"error|exception|cannot|failed", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class OomKills:
-    """Out-of-memory kills so far, in this process's cgroup and on the machine; None if unreadable."""
+    """Counts of out-of-memory kills in the cgroup of this process and on the machine; None if unreadable."""
 
     in_cgroup: int | None
     on_machine: int | None
@@ -57,14 +57,14 @@ def exit_error_code(child: Child) -> str:
 def _signal_name(number: int) -> str:
     try:
         return signal.Signals(number).name
-    except ValueError:  # a real-time signal between the first and the last has no name
+    except ValueError:  # most real-time signals have no name
         return f"signal {number}"
 
 
 def explain_exit(child: Child, code: int, earlier: OomKills, output_dir: Path) -> str:
-    """Return how a child ended, the probable reason, and its last lines of output.
+    """Return how a child process ended, the probable reason, and its last lines of output.
 
-    `earlier` holds the counts of kills from when the child was started, or from the last diagnosis.
+    `earlier` holds the counts of kills at the start of the child, or at the previous call.
     """
     parts = [describe_exit(child, code)]
     if code == -signal.SIGKILL and child.kill_reason is None and child.is_local:
@@ -79,9 +79,9 @@ def explain_exit(child: Child, code: int, earlier: OomKills, output_dir: Path) -
 
 
 def find_reported_error(child: Child, code: int) -> str | None:
-    """Return the error that the process itself reported, or None if it was killed from outside.
+    """Return the error that the process reported before it ended.
 
-    Equal errors give equal texts.
+    Returns None if a signal ended the process, or if it reported no error. Equal errors give equal texts.
     """
     if code < 0 or code == EXIT_INTERRUPTED or child.kill_reason is not None:
         return None

@@ -1,4 +1,4 @@
-"""The launcher's end of the heartbeat pipes, and the detection of processes that hang."""
+"""Read the heartbeats of processes from their pipes, and detect processes that hang."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Heartbeat(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class Failure(msgspec.Struct, kw_only=True, frozen=True):
-    """The error that ended a process, as the process itself reported it."""
+    """The error that ended a process. The process reported it through its heartbeat pipe."""
 
     message: str
     error: str
@@ -48,7 +48,8 @@ HealthProblem = Literal["not_started", "silent", "stalled", "blocked"]
 class HeartbeatReader:
     """Reads the heartbeats of a process.
 
-    `newest` is the last heartbeat, `failure` the error that it reported before it ended. Times are monotonic.
+    `newest` is the last heartbeat. `failure` is the error that the process reported before it ended. Times
+    are seconds of the monotonic clock.
     """
 
     pipe: int
@@ -61,7 +62,7 @@ class HeartbeatReader:
 
     @classmethod
     def of(cls, pipe: int) -> HeartbeatReader:
-        """Return the reader of a new process. The reader owns the pipe, and closes it."""
+        """Return a reader for a process that has just started. The reader owns the pipe, and closes it."""
         os.set_blocking(pipe, False)
         now = time.monotonic()
         return cls(pipe=pipe, started=now, progressed=now)
@@ -73,12 +74,12 @@ class HeartbeatReader:
 
     @property
     def waits_on(self) -> str | None:
-        """Kind of process that this one waits for, or None if it works."""
+        """Kind of process that this process waits for, or None if it does not wait."""
         return self.newest.on if self.newest is not None else None
 
     @property
     def pulse(self) -> float | None:
-        """Time of the last turn of its event loop, or None if it has no loop."""
+        """Last time at which the event loop of the process ran, or None if it has no event loop."""
         return self.newest.pulse if self.newest is not None else None
 
     def read(self, now: float) -> None:
@@ -126,11 +127,14 @@ class HeartbeatReader:
 def find_health_problem(
     reader: HeartbeatReader, limits: SupervisionConfig, now: float
 ) -> tuple[HealthProblem, str] | None:
-    """Return the reason why a process is unhealthy, as a kind and as a predicate, or None if it is healthy.
+    """Return the reason why a process is unhealthy, as a kind and as a text, or None if it is healthy.
 
-    "not_started": no first heartbeat within the start timeout. "silent": its heartbeats ended, because it is
-    suspended or hangs. "stalled": it works but makes no progress. "blocked": its event loop does not run. The
-    predicate follows the title in messages: `sent no heartbeat for 31 s`.
+    - "not_started": the process sent no heartbeat within the start timeout.
+    - "silent": the process sends no more heartbeats, because it is suspended or hangs.
+    - "stalled": the process sends heartbeats but makes no progress.
+    - "blocked": the event loop of the process does not run.
+
+    The text is a predicate that follows the title of the process in messages: `sent no heartbeat for 31 s`.
     """
     if reader.last_heartbeat is None:
         seconds = now - reader.started

@@ -1,7 +1,7 @@
-"""Hosts where the processes of a run start: this machine, and the other nodes that an engine offers.
+"""Hosts where the processes of a run start: this machine, and the other nodes that an engine provides.
 
-The rest of the launcher addresses hosts by number, and processes by handle. Only `launch/engines` depends on
-the engine that starts them on other nodes: Slurm's srun, or Ray.
+An engine is Slurm's srun or Ray. Only `launch/engines` depends on it. The rest of the launcher uses the
+number of a host, and the handle of a process.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from buckeye.launch.remote_process import RemoteProcess
 class HostFacts:
     """Version, devices and addresses of a host.
 
-    Other hosts reach it at `address`; `variables` configure the network interfaces of gloo and NCCL.
+    Other hosts reach the host at `address`. `variables` select the network interfaces of gloo and NCCL.
     """
 
     name: str
@@ -42,7 +42,7 @@ class HostFacts:
 
 
 class Host(ABC):
-    """Another node of a run, which reaches this host at the address `head`."""
+    """Another node of a run. The node reaches the launcher's host at the address `head`."""
 
     def __init__(self, head: str) -> None:
         self._head = head
@@ -56,11 +56,11 @@ class Host(ABC):
         return msgspec.convert(self._request("facts", self._head), HostFacts)
 
     def choose_ports(self, count: int) -> list[int]:
-        """Return free ports of the host."""
+        """Reserve `count` free ports of the host and return them."""
         return list(self._request("choose_ports", count))
 
     def sees(self, path: Path, content: str) -> bool:
-        """Return True if the host sees a file that was just written on this host."""
+        """Return True if the host can read the file that this process has written to `path`."""
         return bool(self._request("sees", str(path), content))
 
     @property
@@ -70,9 +70,9 @@ class Host(ABC):
 
     @abstractmethod
     def start(self, role: Role, env: Mapping[str, str], stdout: Path) -> RemoteProcess:
-        """Start a process with the host's own Python, and append its output to `stdout`.
+        """Start a process with the Python of the host, and append its output to `stdout`.
 
-        It is lost if its host is lost.
+        If the host is lost, the process counts as lost.
         """
 
     @abstractmethod
@@ -82,14 +82,14 @@ class Host(ABC):
 
 @dataclass(frozen=True, slots=True)
 class OtherNodes:
-    """The other hosts of a run, by number from 1 on; they reach this host at `address`."""
+    """The other hosts of a run, numbered from 1. They reach this host at `address`."""
 
     address: str | None = None
     hosts: dict[int, Host] = field(default_factory=dict)
 
 
 def make_plan_node(number: int, host: Host) -> PlanNode:
-    """Return a node with the data for `make_plan`."""
+    """Return the node as `make_plan` needs it."""
     facts = host.facts()
     return PlanNode(
         name=f"node {number} ({facts.name})",
@@ -101,9 +101,9 @@ def make_plan_node(number: int, host: Host) -> PlanNode:
 
 
 class LocalProcess(ChildProcess):
-    """A process of this machine, with its session and the pipe of its heartbeats.
+    """A process on this machine, with its own session and a pipe for its heartbeats.
 
-    Create it in the main thread only: on Linux the process ends with the thread that started it.
+    Create it in the main thread only: Linux kills the process when the thread that started it ends.
     """
 
     lost: str | None = None
@@ -131,7 +131,7 @@ class LocalProcess(ChildProcess):
                 os.close(descriptor)
 
     def memory(self) -> int | None:
-        """Return its resident memory in bytes, or None if it has ended."""
+        """Return the resident memory of the process in bytes, or None if the process has ended."""
         try:
             return int(psutil.Process(self.pid).memory_info().rss)
         except psutil.Error:

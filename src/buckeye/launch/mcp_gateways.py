@@ -1,4 +1,4 @@
-"""Gateways for the MCP tasks of a run, started where none is listening."""
+"""Start a gateway for the MCP tasks of a run on each port where they need one and none listens."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from buckeye.mcp.tasks.variables import find_server_variables, resolve_variables
 log = logging.getLogger(__name__)
 
 DEFAULT_ROLLOUTS = 64
-"""Concurrent rollouts, where no setting gives the number."""
+"""Number of concurrent rollouts of a gateway, if no setting gives the number."""
 
 _COMMAND = (sys.executable, "-m", "buckeye", "gateway")
 _READY_SECONDS = 60.0
@@ -49,12 +49,11 @@ _CONNECT_SECONDS = 2.0
 def task_gateway(
     environments: Iterable[EnvConfig], log_file: Path, *, rollouts: int
 ) -> Iterator[dict[str, str]]:
-    """Ensure that a gateway listens where the tasks of MCP environments expect one on this machine.
+    """Ensure that a gateway listens on each port of this machine where tasks of MCP environments need one.
 
-    A gateway started here has room for `rollouts` concurrent rollouts. Yields additional variables for
-    processes that run the tasks. If no gateway key is set, they contain the key of the gateway: of the one
-    that is started here, or of the user's gateway that is already listening. Raises UsageError for tasks that
-    cannot be read, and for a listening gateway that expects another key.
+    A gateway that this function starts has room for `rollouts` concurrent rollouts. Yields additional
+    environment variables for processes that run the tasks: the gateway key, if the user has set none. Raises
+    UsageError for tasks that cannot be read, and for a listening gateway that expects another key.
     """
     known = variables()
     servers, args = _find_requirements(environments, known, rollouts)
@@ -66,7 +65,7 @@ def task_gateway(
 
 @contextmanager
 def local_gateway(environments: Iterable[EnvConfig], log_file: Path, *, rollouts: int) -> Iterator[None]:
-    """Run `task_gateway` for rollouts in this process, and set its key in `os.environ` meanwhile."""
+    """Run `task_gateway` for rollouts in this process. Until it ends, its key is set in `os.environ`."""
     with task_gateway(environments, log_file, rollouts=rollouts) as key:
         os.environ.update(key)
         try:
@@ -79,9 +78,9 @@ def local_gateway(environments: Iterable[EnvConfig], log_file: Path, *, rollouts
 def plan_gateways(environments: Sequence[EnvConfig], *, rollouts: int) -> EnvironmentProcesses:
     """Return the gateways to start for a run with `rollouts` concurrent rollouts.
 
-    There is one for every port of this machine where the tasks expect a gateway and none listens. Raises
+    The run needs one for each port of this machine that the tasks name and where no server listens. Raises
     UsageError for tasks that cannot be read, for a listening gateway that expects another key, and for tasks
-    that are placed on other nodes and name a server of this one.
+    with `placement` on other nodes that name a server on this machine.
     """
     known = variables()
     _check_placement(environments, known)
@@ -114,9 +113,9 @@ def _check_placement(environments: Iterable[EnvConfig], known: Mapping[str, str]
 
 
 def _missing_key(servers: Iterable[str], known: Mapping[str, str]) -> dict[str, str]:
-    """Return the variable with the gateway key; empty if a key is set already.
+    """Return the environment variable with the gateway key, or an empty mapping if it is already set.
 
-    The key is that of a listening gateway, or a new one if a gateway is to be started.
+    The value is the key that Buckeye generated for a listening gateway, or a new key if a gateway will start.
     """
     if known.get(API_KEY_VARIABLE):
         return {}
@@ -131,7 +130,7 @@ def _missing_key(servers: Iterable[str], known: Mapping[str, str]) -> dict[str, 
 def _find_requirements(
     environments: Iterable[EnvConfig], known: Mapping[str, str], rollouts: int
 ) -> tuple[dict[str, HttpServer], tuple[str, ...]]:
-    """Return the tasks' servers on this machine by URL, and the flags of a gateway with room for all."""
+    """Return the servers of the tasks on this machine by URL, and the flags for a gateway that serves all."""
     by_task = [_local_servers(task, known) for task in mcp_tasks(environments)]
     sessions = rollouts * max(map(len, by_task), default=1)
     servers = {url: server for task_servers in by_task for url, server in task_servers.items()}
@@ -143,7 +142,7 @@ def _find_requirements(
 
 
 def _check_keys(servers: Mapping[str, HttpServer], started: Sequence[int], known: Mapping[str, str]) -> None:
-    """Raise UsageError if a gateway that was already listening rejects the key of the tasks."""
+    """Raise UsageError if a gateway that the user started rejects the key of the tasks."""
     for url, server in servers.items():
         if _local_port(url) not in started:
             _check_key(url, server, known)
@@ -159,16 +158,16 @@ def _read_tasks(names: Iterable[str]) -> list[McpTask]:
 
 
 def _argument_values(environments: Iterable[EnvConfig], *arguments: str) -> list[str]:
-    """Return the distinct values of these arguments of the MCP environments, sorted."""
+    """Return the distinct values of the named arguments of the MCP environments, sorted."""
     values = [env.args.get(name) for env in environments if is_mcp(env.id) for name in arguments]
     return sorted({str(value) for value in values if value is not None})
 
 
 def task_files(environments: Sequence[EnvConfig]) -> list[Path]:
-    """Return the initial files of the rollouts, and the files of their grading functions.
+    """Return the files that the rollouts start with, and the files of their grading functions.
 
-    Datasets on a hub are left out: they are downloaded where the rollouts run. Raises UsageError if a task
-    file or a configuration cannot be read.
+    Datasets on a hub are not included, because the machine that runs the rollouts downloads them. Raises
+    UsageError if a task file or a configuration cannot be read.
     """
     sources = _local_sources(environments)
     functions = [
@@ -179,7 +178,7 @@ def task_files(environments: Sequence[EnvConfig]) -> list[Path]:
 
 
 def mcp_extras(environments: Sequence[EnvConfig]) -> set[str]:
-    """Return the extras whose libraries the MCP environments import on the machine that runs them.
+    """Return the extras of pip that the MCP environments need on the machine that runs the rollouts.
 
     Raises UsageError if a task file or a configuration cannot be read.
     """
@@ -193,7 +192,7 @@ def mcp_extras(environments: Sequence[EnvConfig]) -> set[str]:
 
 
 def _local_sources(environments: Sequence[EnvConfig]) -> list[GymConfig | McpTask]:
-    """Return the tasks on this machine, and the configurations of the MCP environments."""
+    """Return the tasks in files of this machine, and the configurations of the MCP environments."""
     datasets = _argument_values(environments, *_DATASET_ARGUMENTS)
     configs = _argument_values(environments, "config_path")
     return [
@@ -203,7 +202,7 @@ def _local_sources(environments: Sequence[EnvConfig]) -> list[GymConfig | McpTas
 
 
 def task_variables(environments: Iterable[EnvConfig]) -> list[str]:
-    """Return the names of the variables that the servers of the tasks use."""
+    """Return the names of the environment variables that the servers of the tasks use."""
     return find_server_variables(mcp_tasks(environments))
 
 
@@ -220,7 +219,7 @@ def _check_key(url: str, server: HttpServer, known: Mapping[str, str]) -> None:
     try:
         headers = resolve_variables(templates, known)
     except UsageError:
-        headers = {}  # they name a variable that is not set
+        headers = {}  # the header names a variable that is not set
     try:
         reply = httpx.post(url, json={}, headers=headers, timeout=_CONNECT_SECONDS, trust_env=False)
         reason = reply.json()["error"]["data"]["reason"]
@@ -240,12 +239,12 @@ def _check_key(url: str, server: HttpServer, known: Mapping[str, str]) -> None:
 def ensure_gateway(
     urls: Iterable[str], log_file: Path, *, args: Sequence[str] = (), env: Mapping[str, str] | None = None
 ) -> Iterator[list[int]]:
-    """Ensure that a server listens on every address of this machine among `urls`.
+    """Ensure that a server listens at each of the `urls` that is on this machine.
 
-    The URLs are those of the tasks' servers. Where none listens, start a gateway with the flags `args` and
-    the variables `env` in addition to those of this process. Its output is appended to `log_file`. It ends
-    with the context, or with this process. Yields the ports where a gateway was started. Raises RunError,
-    with its last lines, if one does not become ready.
+    If no server listens at a URL, start a gateway there, with the flags `args`. The gateway gets the
+    variables `env` in addition to those of this process, and appends its output to `log_file`. It ends with
+    the context, or with this process. Yields the ports of the started gateways. Raises RunError, with the
+    last lines of output, if a gateway does not become ready.
     """
     ports = _unused_ports(urls)
     with ExitStack() as stack:
@@ -255,7 +254,7 @@ def ensure_gateway(
 
 
 def _unused_ports(urls: Iterable[str]) -> list[int]:
-    """Return the ports of this machine among the URLs on which no server listens."""
+    """Return the ports of this machine that the URLs name and on which no server listens."""
     ports = {port for url in urls if (port := _local_port(url)) is not None}
     return [port for port in sorted(ports) if not _has_listener(port)]
 
@@ -309,7 +308,7 @@ def _wait_until_ready(process: ChildProcess, port: int, log_file: Path) -> None:
     deadline = time.monotonic() + _READY_SECONDS
     while True:
         code = process.returncode
-        if _is_healthy(port):  # it may belong to another run that started at the same time
+        if _is_healthy(port):  # or a gateway of another run that started on this port at this moment
             return
         if code is not None or time.monotonic() > deadline:
             break

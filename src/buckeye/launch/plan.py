@@ -19,11 +19,11 @@ from buckeye.launch.preflight.ports import Ports, UnassignedPorts, socket_variab
 
 LOOPBACK = "127.0.0.1"
 
-# Large tensors are allocated and freed often. Pages of 2 MB make new memory cheaper: on CPUs this saves a
-# sixth of a step's time.
+# Processes allocate and free large tensors often. Pages of 2 MB make new memory cheaper. On CPUs they save a
+# sixth of the time of a step.
 _HUGE_PAGES = "glibc.malloc.hugetlb=1"
-# Rows differ in length: an allocator whose blocks have fixed sizes would fragment the memory. PyTorch renamed
-# this variable; the second name is the old one.
+# Micro-batches differ in length, so an allocator with blocks of fixed sizes would fragment the memory. The
+# second name is the name of the variable in older versions of PyTorch.
 _ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 _EXPANDABLE_SEGMENTS = "expandable_segments:True"
 
@@ -35,8 +35,8 @@ class Role:
     """One process of a run.
 
     `devices` are GPU ids, or CPU slots on a machine without GPUs. `argv` is the full command. `config_name`
-    is the file in `configs/` that the process reads, or None. The process runs on `node`; a server listens at
-    `host`.
+    is the file in `configs/` that the process reads, or None. The process runs on the host with number
+    `node`. If it is a server, it listens at `host` and `port`.
     """
 
     kind: RoleKind
@@ -67,9 +67,9 @@ class Role:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RolePlan:
-    """All processes of a run in start order, and the disk space that it needs.
+    """All processes of a run in start order, and the disk space that the run needs.
 
-    `fixed_ports` are the server ports that the user chose.
+    `fixed_ports` are the server ports that the user set.
     """
 
     roles: tuple[Role, ...]
@@ -101,8 +101,8 @@ class EnvironmentProcesses:
 class PlanNode:
     """A host that a run may use.
 
-    Other nodes reach it at `address`. `variables` configure the network interfaces of gloo and NCCL.
-    `choose_ports(count)` reserves free ports on it.
+    Other nodes reach the host at `address`. `variables` select the network interfaces of gloo and NCCL.
+    `choose_ports(count)` reserves free ports of the host.
     """
 
     name: str
@@ -123,9 +123,10 @@ def make_plan(
 ) -> RolePlan:
     """Return the processes of a resolved configuration, placed on devices of all nodes.
 
-    `machine` is node 0. `other_nodes` are the nodes from 1 on, which reach node 0 at `address`; by default,
-    they are like node 0. Ports that the user did not choose come from `ports`. `model_path` is the local
-    model directory, if one exists, for the disk estimate. Raises UsageError for GPU ids that do not exist.
+    `machine` is node 0. `other_nodes` are the nodes from 1 on, which reach node 0 at `address`. By default,
+    they have the resources of node 0. Ports that the user did not set come from `ports`. The disk estimate
+    uses the local model directory `model_path`, if there is one. Raises UsageError for GPU ids that do not
+    exist.
     """
     local = this_site(machine, ports, address)
     plan_nodes = [local, *([local] * (config.cluster.nodes - 1) if other_nodes is None else other_nodes)]
@@ -150,7 +151,7 @@ def make_plan(
 
 
 def this_site(machine: Machine, ports: Ports | UnassignedPorts, address: str | None) -> PlanNode:
-    """Return the host of the launcher; other nodes, if any, reach it at `address`."""
+    """Return the host of the launcher. Other nodes, if any, reach this host at `address`."""
     site = PlanNode(name="this machine", machine=machine, choose_ports=ports.choose)
     if address is None:
         return site
@@ -161,7 +162,7 @@ def _nodes_with_devices(config: RLConfig, plan_nodes: Sequence[PlanNode]) -> lis
     """Return the hosts on which the run uses devices."""
     inference = config.cluster.inference_node_numbers if config.inference is not None else []
     if _nodes_per_replica(config) > 1:
-        inference = []  # Ray assigns these GPUs to vLLM
+        inference = []  # Ray assigns the GPUs of inference nodes to vLLM
     return [plan_nodes[number] for number in sorted({*config.cluster.trainer_node_numbers, *inference})]
 
 
@@ -178,7 +179,10 @@ def _nodes_per_replica(config: RLConfig) -> int:
 
 
 def _threads(config: RLConfig, machine: Machine, node: int) -> int:
-    """Return the compute threads per process of a node; concurrent processes share the cores."""
+    """Return the number of compute threads for each process of a node.
+
+    Processes that run at the same time share the cores.
+    """
     replicas = len(_replica_devices(config)) if node in config.cluster.inference_node_numbers else 0
     ranks = len(config.trainer_gpu_ids) if node in config.cluster.trainer_node_numbers else 0
     concurrent = max(replicas, ranks) if _alternates(config) else replicas + ranks
@@ -191,7 +195,7 @@ def _alternates(config: RLConfig) -> bool:
 
 
 def fixed_ports(config: RLConfig) -> list[int]:
-    """Return the server ports of a node if the user set `inference.server.port`, else an empty list."""
+    """Return the ports of the inference servers of a node, or [] if `inference.server.port` is not set."""
     if config.inference is None or "port" not in config.inference.server.model_fields_set:
         return []
     return [config.inference.server.port + i for i in range(len(_replica_devices(config)))]
@@ -205,13 +209,13 @@ def _inference_roles(
     on_gpu: bool,
     threads: Sequence[int],
 ) -> list[Role]:
-    """Return the inference servers, head node first.
+    """Return the inference servers, node 0 first.
 
-    On the head they listen on the loopback interface, because the orchestrator is on the same node.
+    Servers on node 0 listen on the loopback interface only, because the orchestrator is on node 0, too.
     """
     replicas = _replica_devices(config)
     roles: list[Role] = []
-    # a replica that spans several nodes is served from its first node
+    # a replica that spans several nodes has its server on its first node
     for node in config.cluster.inference_node_numbers[:: _nodes_per_replica(config)] if replicas else ():
         ports = fixed or plan_nodes[node].choose_ports(len(replicas))
         for devices, port in zip(replicas, ports, strict=True):
@@ -262,7 +266,7 @@ def _device_env(config: RLConfig, devices: Sequence[int], *, on_gpu: bool, threa
     return {
         "GOMP_SPINCOUNT": idle_spins(cores_to_itself=_alternates(config)),
         "GLIBC_TUNABLES": os.environ.get("GLIBC_TUNABLES", _HUGE_PAGES),
-        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # the order of nvidia-smi, which lists the ids
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # the order in which nvidia-smi numbers the GPUs
         "CUDA_VISIBLE_DEVICES": visible,
         "BUCKEYE_THREADS": str(threads),
         "OMP_NUM_THREADS": str(threads),
@@ -274,7 +278,7 @@ _COMMANDS: Mapping[RoleKind, tuple[str, ...]] = {
     "orchestrator": ("worker", "orchestrator"),
     "trainer": ("worker", "trainer"),
 }
-"""The command of each kind of process."""
+"""Subcommand of `buckeye` for each kind of process."""
 
 
 def _role(

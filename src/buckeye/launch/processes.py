@@ -34,8 +34,8 @@ _POLL_SECONDS = 0.05
 class Child:
     """A started process of the plan.
 
-    `kill_reason` is the reason why the launcher killed it, or None. `memory` is the last memory use seen, in
-    bytes.
+    `kill_reason` is the reason why the launcher killed the process, or None. `memory` is the last measured
+    memory use, in bytes.
     """
 
     role: Role
@@ -58,7 +58,7 @@ class Child:
 
     @property
     def key(self) -> tuple[int, int]:
-        """Key that is unique in the run: the node, and the process id there."""
+        """Key that is unique in the run: the number of the node, and the process id on that node."""
         return self.role.node, self.process.pid
 
     @property
@@ -68,11 +68,11 @@ class Child:
 
 
 class Processes:
-    """The children of a run.
+    """The child processes of a run.
 
-    Each has its own session, so the terminal's Ctrl-C reaches only the launcher. Each ends when the launcher
-    ends, for any reason (`die_with_parent`). Processes on the other `nodes` get the run's `shared_env` in
-    addition to the variables of their node.
+    Each child has its own session, so Ctrl-C in the terminal reaches only the launcher. Each child ends when
+    the launcher ends for any reason (`die_with_parent`). Children on the other `nodes` get the variables
+    `shared_env` in addition to the variables of their node.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Processes:
         self.children: list[Child] = []
 
     def set_attempt(self, identity: RunIdentity) -> None:
-        """Assign all processes started from now on to this attempt of the run."""
+        """Assign all processes that are started after this call to the attempt `identity` of the run."""
         variables = {
             "BUCKEYE_RUN_ID": identity.run_id,
             "BUCKEYE_ATTEMPT": str(identity.attempt),
@@ -104,8 +104,8 @@ class Processes:
     def start(self, role: Role) -> Child:
         """Start one process.
 
-        Its stdout and stderr are appended to `logs/attempt_N/<name>.stdout`, and `logs/<name>.stdout` links
-        there. Outside an attempt, `logs/<name>.stdout` is the file itself.
+        Its stdout and stderr are appended to `logs/attempt_N/<name>.stdout`, and `logs/<name>.stdout` is a
+        link to this file. Without a call of `set_attempt`, `logs/<name>.stdout` is the file.
         """
         stdout = self._log_path(role)
         stdout.parent.mkdir(parents=True, exist_ok=True)
@@ -124,7 +124,7 @@ class Processes:
         return child
 
     def absent(self, roles: Iterable[Role]) -> list[str]:
-        """Return the names, for messages, of the nodes of these roles that are absent."""
+        """Return the nodes of these roles that are absent, as names for messages."""
         numbers = sorted({role.node for role in roles if role.node})
         return [name for number in numbers if (name := self._nodes[number].absent) is not None]
 
@@ -143,12 +143,15 @@ class Processes:
         self.children.remove(child)
 
     def request_stop(self, children: Sequence[Child]) -> None:
-        """Request children to end by themselves (SIGTERM to their sessions)."""
+        """Request children to end: send SIGTERM to their sessions."""
         for child in children:
             child.process.signal(signal.SIGTERM, session=True)
 
     def stop(self, children: Sequence[Child], grace: float) -> None:
-        """Send SIGTERM, and SIGKILL to the session after `grace` seconds; return when all have ended."""
+        """End children: send SIGTERM to their sessions, and SIGKILL after at most `grace` seconds.
+
+        Returns when all children have ended.
+        """
         self.request_stop(children)
         deadline = time.monotonic() + grace
         while any(child.running for child in children) and time.monotonic() < deadline:
@@ -160,12 +163,12 @@ class Processes:
             child.process.wait()
 
     def kill(self, child: Child, reason: str) -> None:
-        """Kill a child and its session at once; later messages contain the reason."""
+        """Kill a child and its session immediately. Messages about the end of the child contain `reason`."""
         child.kill_reason = reason
         child.process.signal(signal.SIGKILL, session=True)
 
     def request_stacks(self, child: Child) -> None:
-        """Request a child with heartbeats to write its Python stacks to its log."""
+        """Request a child to write its Python stacks to its log, unless it has not sent a heartbeat yet."""
         if child.running and child.heartbeats.last_heartbeat is not None:
             child.process.signal(signal.SIGUSR1, session=False)
 
@@ -175,7 +178,7 @@ class Processes:
 
 
 def last_lines(path: Path, count: int) -> list[str]:
-    """Return the last `count` lines of a text file, from its last 64 kB; empty if it does not exist."""
+    """Return the last `count` lines in the last 64 kB of a text file, or [] if the file does not exist."""
     if not path.exists():
         return []
     with path.open("rb") as file:
@@ -185,10 +188,10 @@ def last_lines(path: Path, count: int) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class AttemptOrigin:
-    """The point where an attempt begins: the checkpoint of `step`, or the original model if None.
+    """The point where an attempt begins: the checkpoint of `step`, or the original model if `step` is None.
 
-    `is_own` is True if this start of the run committed that checkpoint. Then the `skip_` settings of `ckpt`
-    do not apply.
+    `is_own` is True if an earlier attempt of this start wrote the checkpoint. Then the attempt ignores the
+    `skip_` settings of `ckpt`, which are for checkpoints of earlier starts.
     """
 
     step: int | None
@@ -215,7 +218,7 @@ def _role_config(
     if role.kind == "inference":
         host = {"host": role.host} if role.node else {}
         changes["server"] = section.server.model_copy(update={"port": role.port, **host})
-    else:  # resolved once, so that both processes begin at the same step
+    else:  # the launcher chooses the step, so that orchestrator and trainer begin at the same step
         changes["ckpt"] = _checkpoint_settings(section.ckpt, role, origin)
     if role.kind == "orchestrator" and plan.base_urls:
         changes["client"] = section.client.model_copy(
@@ -229,7 +232,7 @@ def _checkpoint_settings(
 ) -> CheckpointConfig | None:
     """Return the checkpoint settings of a process.
 
-    If the user set none, the run still commits a checkpoint when it is stopped, and can resume from that.
+    If the user set no `ckpt`, a stopped run still writes a checkpoint. A resume then needs `resume_step`.
     """
     if ckpt is None:
         if origin.step is None:

@@ -18,11 +18,11 @@ _SHOWN_METRICS = {
     "orchestrator/perf/throughput": "{:,.0f} tokens/s",
     "orchestrator/batch/off_policy_level/max": "staleness {:.0f}",
 }
-"""Metrics that the line shows, with their formats."""
+"""Metrics that the line of a step shows, with their formats."""
 
 
 class Progress:
-    """Prints the progress of a run: one rewritten line on a terminal, one line per step in a pipe."""
+    """Prints the progress of a run: one live line on a terminal, one line per step otherwise."""
 
     def __init__(self, metrics: Path, *, max_steps: int | None, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stdout
@@ -37,13 +37,14 @@ class Progress:
         self.step = 0
         """Number of finished steps of the run."""
         self.trained = 0
-        """Number of steps trained since this object was created; repeated steps count each time."""
+        """Number of steps that were trained since this object was created. A step that a restart repeats
+        counts again."""
 
     def update(self, waiting_for: str, *, ended: bool = False) -> None:
         """Read new metrics and show them.
 
-        A terminal shows `waiting_for` until the first step is done. A step is shown once its batch is known
-        too, or when the run has `ended`.
+        A terminal shows `waiting_for` until the first step is done. A step is shown when the metrics of both
+        trainer and orchestrator are known, or when the run has `ended`.
         """
         for record in self._tail.read_new():
             self._metrics.add(record)
@@ -80,7 +81,7 @@ class Progress:
             self._shown = text
 
     def _line(self, step: StepMetrics) -> str:
-        """Return `Step 3/100 | reward 0.1160 | ...`, without unknown values."""
+        """Return the line of a step, such as `Step 3/100 | reward 0.1160`, without unknown metrics."""
         number = step.number + 1
         parts = [f"Step {number}/{self._max_steps}" if self._max_steps is not None else f"Step {number}"]
         for name, template in _SHOWN_METRICS.items():

@@ -1,4 +1,4 @@
-"""The launcher's record of its run: `status.json` with the current state, `events.jsonl` with the history."""
+"""Record the state of a run in `status.json`, and its history in `events.jsonl`."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ from buckeye.run_files.record import (
 
 log = logging.getLogger(__name__)
 
-_SAVE_SECONDS = 2.0  # check for changes in the processes at this interval
-_ALIVE_SECONDS = 10.0  # save at least this often: readers of the file see that the launcher is alive
+_SAVE_SECONDS = 2.0  # interval between checks for changes of the processes
+_ALIVE_SECONDS = 10.0  # maximum age of `status.json`: its time shows readers that the launcher is alive
 
 
 class Recorder:
-    """Recorder of a run's processes, and of new weights and checkpoints in its directory.
+    """Recorder of the processes of a run, and of new weights and checkpoints in its directory.
 
-    A write error does not end the run: the first one is logged as a warning. The command and the
-    configuration are recorded when all processes are ready: if a trainer rejects the settings of a resume,
-    the earlier ones remain recorded. `earlier` is the record of an earlier start.
+    A write error does not end the run: the first one is logged as a warning. On a resume, the command and the
+    configuration are recorded when all processes are ready. So if a trainer rejects the new settings, the
+    settings of the earlier start remain recorded. `earlier` is the record of an earlier start.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Recorder:
         )
 
     def observe(self, processes: Processes) -> None:
-        """Record the changes since the last call; call it repeatedly."""
+        """Record the changes since the last call. The supervisor calls this method in each tick."""
         changed = self._observe_children(processes.children)
         self._observe_files()
         ready = bool(self._processes) and all(record.ready for record in self._processes.values())
@@ -98,7 +98,7 @@ class Recorder:
             self._update()
 
     def record_attempt(self, identity: RunIdentity, resumed_step: int | None) -> None:
-        """Record a new attempt: this launcher restarts the trainer and the orchestrator."""
+        """Record that the launcher begins a new attempt: it restarts the trainer and the orchestrator."""
         self.record = msgspec.structs.replace(self.record, attempt=identity.attempt)
         self.note("attempt", resumed_step=resumed_step)
         self._update(state="starting", start_step=resumed_step or 0, started=time.time())
@@ -110,12 +110,12 @@ class Recorder:
         self._update(restarts=self.record.restarts + 1)
 
     def record_stop_request(self) -> None:
-        """Record that the run was requested to stop."""
+        """Record that the user has requested a stop of the run."""
         self.note("stopping")
         self._update(state="stopping")
 
     def record_end(self, state: RecordedState, reason: str | None = None) -> None:
-        """Record that the run is over, with its final state and the reason."""
+        """Record that the run has ended, with its final state and the reason."""
         self._observe_files()
         kinds: dict[RecordedState, EventKind] = {"finished": "finish", "failed": "failure", "stopped": "stop"}
         self.note(kinds[state], **({"cause": reason} if reason else {}))
@@ -134,7 +134,10 @@ class Recorder:
         self._update(**self._command)
 
     def _observe_children(self, children: Sequence[Child]) -> bool:
-        """Update the records of the processes; return True if their set has changed, or one became ready."""
+        """Update the records of the processes.
+
+        Returns True if a process started, ended or became ready.
+        """
         previous, self._processes = self._processes, {}
         for child in children:
             record = previous.get(child.key) or self._first_record(child)
@@ -180,7 +183,10 @@ class Recorder:
         )
 
     def _observe_files(self) -> None:
-        """Record new weights and checkpoints. A new inode means a new directory, even for a recorded step."""
+        """Record new weights and checkpoints.
+
+        A repeated step replaces its directory. The inode then differs from the recorded inode.
+        """
         for folder, previous in self._seen.items():
             current = self._versions(folder)
             for step, inode in current.items():
@@ -189,12 +195,12 @@ class Recorder:
             self._seen[folder] = current
 
     def _versions(self, folder: str) -> dict[int, int]:
-        """Return step -> inode of every `step_N` in a folder of the run."""
+        """Return the inode of each directory `step_N` in a folder of the run, by step."""
         inodes = {}
         for step, path in step_directories(self._output_dir / folder).items():
             try:
                 inodes[step] = path.stat().st_ino
-            except FileNotFoundError:  # removed meanwhile
+            except FileNotFoundError:  # the trainer has just deleted the directory
                 continue
         return inodes
 
@@ -229,8 +235,8 @@ class Recorder:
 def _start_times(child: Child) -> tuple[float, float]:
     """Return the start time of a child in seconds since the epoch, and its `birth_time`.
 
-    `birth_time` distinguishes it from later processes with an equal pid. For a child on another node,
-    return the current time and 0. Raises psutil.NoSuchProcess if the child has ended.
+    A later process can get the same pid, but has another `birth_time`. For a child on another node, return
+    the current time and 0. Raises psutil.NoSuchProcess if the child has ended.
     """
     pid = child.process.pid
     if not child.is_local:

@@ -11,14 +11,16 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-_REPORT_SECONDS = 120.0  # after this time without a report, a killed process counts as ended
+_REPORT_SECONDS = (
+    120.0  # if the node does not report the end of a process within this time, it counts as lost
+)
 
 
 class RemoteProcess:
-    """A process on another node.
+    """Handle of a process on another node.
 
-    An engine reports on it with `record_start`, `record_output`, `record_heartbeats`, `record_end` or
-    `record_loss`, from any thread. `send` transmits a signal to it.
+    The engine calls `record_start`, `record_output`, `record_heartbeats`, `record_end` and `record_loss` for
+    the events of the process, from any thread. `send` sends a signal to the process.
     """
 
     def __init__(self, stdout: Path, send: Callable[[int, bool], None]) -> None:
@@ -42,7 +44,10 @@ class RemoteProcess:
             self._send(int(number), session)
 
     def wait(self) -> int:
-        """Wait for the end and return the exit code; without a report in time the process counts as lost."""
+        """Wait until the process ends, and return its exit code. Call it after SIGKILL.
+
+        If the node reports no end within 120 s, the process counts as lost.
+        """
         with self._changed:
             self._changed.wait_for(lambda: self._returncode is not None, _REPORT_SECONDS)
         self.record_loss(f"was killed {_REPORT_SECONDS:.0f} s ago, but its node did not report its end")
@@ -50,7 +55,7 @@ class RemoteProcess:
         return self._returncode
 
     def memory(self) -> int | None:
-        """Return None: the memory use is unknown."""
+        """Return None, because the memory use on another node is unknown."""
         return None
 
     def record_start(self, pid: int) -> None:
@@ -59,18 +64,24 @@ class RemoteProcess:
 
     def record_output(self, data: bytes) -> None:
         """Append output of the process to its log."""
-        with self._changed, suppress(OSError):  # a full disk loses output, as for processes of this host
+        with self._changed, suppress(OSError):  # on a full disk the output is lost
             if self._returncode is None:
                 self._output.write(data)
 
     def record_heartbeats(self, lines: bytes, now: float) -> None:
-        """Pass on heartbeats that were sent at `now` on the monotonic clock of the node."""
+        """Write heartbeats to the pipe `heartbeats`, with times on the monotonic clock of this host.
+
+        `now` is the time on the monotonic clock of the node when it sent the heartbeats.
+        """
         with self._changed, suppress(OSError):  # the pipe is full or closed
             if self._returncode is None:
                 os.write(self._pipe, shift_clock(lines, time.monotonic() - now))
 
     def record_end(self, code: int, problem: str | None = None) -> None:
-        """Record that the process has ended with `code`, or could not be started because of `problem`."""
+        """Record that the process has ended with exit code `code`.
+
+        If the node could not start the process, `problem` is the reason.
+        """
         if problem is not None:
             self.record_output(f"error: cannot start the process: {problem}\n".encode())
         with self._changed:
@@ -82,7 +93,7 @@ class RemoteProcess:
             self._changed.notify_all()
 
     def record_loss(self, reason: str) -> None:
-        """Record that the node, and with it the process, is lost."""
+        """Record that the node does not respond any more, so that the process is lost."""
         if self._returncode is None:
             self.lost = reason
             self.record_end(-signal.SIGKILL)

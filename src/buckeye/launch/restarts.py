@@ -1,4 +1,4 @@
-"""Restarts of inference servers and gateways that die, within limits; all other processes continue."""
+"""Restart inference servers, gateways and environment workers that end, while other processes continue."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ log = logging.getLogger(__name__)
 
 _FIRST_DELAY = 1.0
 NODE_RETRY_SECONDS = 1.0
-"""Delay before the next try if the node of a process was absent."""
+"""Delay before the next try to start a process whose node is absent."""
 _MAX_DELAY = 60.0
 _MAX_REPEATED_ERRORS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """A restart after `delay` seconds, the `count`th that counts against the limit."""
+    """The decision to restart after `delay` seconds. `count` restarts, with this one, count to the limit."""
 
     delay: float
     count: int
@@ -40,7 +40,7 @@ class Restart:
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """The decision not to restart, with the reason and the remedy."""
+    """The decision not to restart, with the reason and a hint for the user."""
 
     reason: str
     hint: str | None = None
@@ -50,8 +50,8 @@ class GiveUp:
 class RestartBudget:
     """Restart budget of one process, or of processes that restart together.
 
-    Allows `max_restarts` restarts within `window` seconds. The delay doubles each time. Progress of the run
-    refills the budget.
+    Allows `max_restarts` restarts within `window` seconds. The delay doubles with each restart. Progress of
+    the run resets the count.
     """
 
     max_restarts: int
@@ -61,19 +61,19 @@ class RestartBudget:
     _repeats: int = 0  # consecutive ends with the same cause, at most one step apart
 
     def decide(self, now: float, *, cause: str | None, step: int) -> Restart | GiveUp:
-        """Return the decision after a process ended at the time `now`.
+        """Decide whether to restart a process that ended at the time `now`.
 
-        `cause` is the error that the process itself reported, or None if it was killed. `step` is the
-        number of steps that the run had finished.
+        `cause` is the error that the process reported, or None if it was killed. `step` is the number of
+        steps that the run had finished.
         """
         if self.max_restarts == 0:
             return GiveUp("restarts are switched off (supervision.max_restarts = 0)")
         previous, self._last = self._last, None if cause is None else (cause, step)
         if cause is not None and previous == (cause, step):
-            return GiveUp(f"the same error at step {step} ended it before")
+            return GiveUp(f"the same error at step {step} has already ended the process once")
         self._repeats = self._repeats + 1 if previous in ((cause, step - 1), (cause, step)) else 1
         if self._repeats >= _MAX_REPEATED_ERRORS:
-            return GiveUp(f"the same error ended it at each of the last {self._repeats} steps")
+            return GiveUp(f"the same error ended the process at each of the last {self._repeats} steps")
         self._ends = [end for end in self._ends if now - end < self.window]
         if len(self._ends) >= self.max_restarts:
             return GiveUp(
@@ -85,15 +85,15 @@ class RestartBudget:
         return Restart(min(_MAX_DELAY, _FIRST_DELAY * 2 ** (count - 1)), count)
 
     def refill(self) -> None:
-        """Allow all restarts again, after progress of the run."""
+        """Reset the count of restarts, because the run has made progress."""
         self._ends.clear()
 
 
 @dataclass(slots=True)
 class FailureHandler:
-    """Decides about the restart of failed processes, and logs the decision.
+    """Decides whether to restart a failed process, and logs the decision.
 
-    Calls `note` with the title of each process that will be restarted, and the cause in one line.
+    For each restart, calls `note` with the title of the process and the cause of its end in one line.
     """
 
     limits: SupervisionConfig
@@ -128,15 +128,15 @@ class FailureHandler:
         return decision.delay
 
     def new_budget(self) -> RestartBudget:
-        """Return a full budget."""
+        """Return a budget with no used restarts."""
         return RestartBudget(self.limits.max_restarts, self.limits.restart_window)
 
 
 class Restarts:
     """Restarts the servers of a run: gateways, environment workers and inference.
 
-    Also restarts inference servers on request of the orchestrator. Calls `note` at each end. A server that
-    rejects its settings ends the run.
+    Also restarts an inference server when the orchestrator requests it. For each restart, calls `note` with
+    the title of the server and the cause. A server that rejects its settings ends the run.
     """
 
     def __init__(
@@ -152,10 +152,10 @@ class Restarts:
         self._failures = FailureHandler(limits, output_dir, note)
         self._budgets: dict[str, RestartBudget] = {}
         self._due: list[tuple[float, Role]] = []
-        take_restart_requests(output_dir)  # discard requests about the servers of an earlier start
+        take_restart_requests(output_dir)  # discard requests from an earlier start
 
     def tick(self, step: int) -> None:
-        """Restart servers that ended or that are to be replaced; call it repeatedly.
+        """Restart servers that have ended, or whose restart was requested. Call it repeatedly.
 
         `step` is the number of finished steps. Raises RunError, with the last lines of the server, if a
         server ended too often.
@@ -177,7 +177,7 @@ class Restarts:
             self._start(role, now)
 
     def refill(self) -> None:
-        """Refill all budgets, after progress of the run."""
+        """Reset the counts of restarts of all servers, because the run has made progress."""
         for budget in self._budgets.values():
             budget.refill()
 

@@ -1,4 +1,4 @@
-"""Resuming a run: its first step, leftover processes of an earlier start, and the command."""
+"""Resume a run: find its checkpoint, wait for processes of an earlier start, and make the resume command."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ _EXIT_SECONDS = 60.0
 _POLL_SECONDS = 0.2
 _LOG_SECONDS = 10.0
 _START_FLAGS = ("--clean", "--resume", "--dry-run", "--no-clean", "--no-resume", "--no-dry-run")
-"""Flags that choose how a run starts; they may have a value, as in `--clean true`."""
+"""Flags that choose how a run starts. They may have a value, as in `--clean true`."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunOrigin:
-    """The point where a start begins: the checkpoint of `step`, or the original model if None.
+    """The point where a run starts: the checkpoint of `step`, or the original model if `step` is None.
 
-    `is_resume` is True if the start continues a run that was started before.
+    `is_resume` is True if the run was started before and is now resumed.
     """
 
     step: int | None
@@ -50,9 +50,9 @@ class RunOrigin:
 
 
 def find_run_origin(config: RLConfig) -> RunOrigin:
-    """Return where the run begins, as the configuration requests.
+    """Return the point where the run starts, from `ckpt.resume_step` and the checkpoints of the run.
 
-    A resumed run without any committed checkpoint begins at the original model. Raises CheckpointError if the
+    A resumed run without a complete checkpoint starts at the original model. Raises CheckpointError if the
     requested checkpoint is missing or damaged, and UsageError if it does not match the configuration.
     """
     ckpt = config.trainer.ckpt
@@ -69,10 +69,10 @@ def find_run_origin(config: RLConfig) -> RunOrigin:
 
 
 def find_resume_checkpoint(output_dir: Path) -> CheckpointInfo | None:
-    """Return the checkpoint that the run would resume, or None without checkpoints.
+    """Return the checkpoint that `--resume` loads, or None without checkpoints.
 
-    This is the newest checkpoint, with one exception: the user may have resumed from an earlier step. Until
-    that attempt commits a checkpoint, the run resumes from that step again.
+    This is the newest checkpoint, with one exception. If the newest attempt resumed from an earlier step and
+    has not written a checkpoint yet, it is the checkpoint of that step.
     """
     by_age = checkpoints_oldest_first(output_dir / "checkpoints")
     if not by_age:
@@ -99,10 +99,10 @@ def find_newest_commit(
 
 
 def wait_for_leftovers(output_dir: Path) -> None:
-    """Wait until no process of an earlier start of this run is left.
+    """Wait until all processes of an earlier start of this run have ended.
 
-    They usually end soon after their launcher. Suspended processes, and those that do not end in time, are
-    killed. Raises RunError if killing fails.
+    The processes usually end soon after their launcher. Suspended processes, and processes that do not end
+    within 60 s, are killed. Raises RunError if a process cannot be killed.
     """
     if not (output_dir / STATUS_FILE).exists():
         return
@@ -148,14 +148,17 @@ def resume_command(command: Sequence[str]) -> str:
 
 
 def resume_hint(config: RLConfig, command: Sequence[str]) -> str:
-    """Return how to resume the run of `command`: a command, or Python if it trains on an object of Python."""
+    """Return how to resume the run of `command`, for messages.
+
+    This is a command, or a line of Python if the run trains on a Python object.
+    """
     if all(env.id != CALLER for env in config.orchestrator.env):
         return resume_command(command)
     return f"buckeye.open_run({str(config.output_dir)!r}).resume(reward=..., or env=...) in Python"
 
 
 def make_resume_args(args: Sequence[str]) -> list[str]:
-    """Return the args that resume the run which `args` started.
+    """Return the args to resume the run that `args` started.
 
     `args` may be a whole command, or only its flags.
     """
@@ -165,10 +168,10 @@ def make_resume_args(args: Sequence[str]) -> list[str]:
 def without_flags(args: Sequence[str], endings: tuple[str, ...]) -> list[str]:
     """Return the args without the flags that end in one of `endings`, and without the values of these flags.
 
-    `_` and `-` are equal in flags.
+    In flags, `_` counts as `-`.
     """
     kept: list[str] = []
-    takes_value = False  # True if the previous arg may have this one as its value
+    takes_value = False  # True if the current arg may be the value of the previous one
     for arg in args:
         is_value = takes_value and not arg.startswith(("--", "@"))
         is_unwanted = arg.startswith("--") and arg.replace("_", "-").partition("=")[0].endswith(endings)

@@ -1,4 +1,4 @@
-"""Checks that a checkpoint fits the settings of a resumed run, before any process starts."""
+"""Check that a checkpoint matches the settings of a resumed run, before any process starts."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ def check_resumable(
 ) -> None:
     """Raise UsageError, with every reason, if the trainer could not resume from a checkpoint.
 
-    It checks the number of steps, the optimizer, and whether both have an adapter or a complete model. The
-    trainer itself checks the rest. `section` prefixes the names of the settings in messages.
+    The function compares the number of steps, the type of the optimizer, and whether an adapter or a complete
+    model is trained. The trainer checks all other settings. `section` is the prefix of the names of settings
+    in messages.
     """
     from safetensors import SafetensorError
 
@@ -57,7 +58,7 @@ def _weight_problems(trainer: TrainerConfig | SFTConfig, step: int, state: Path)
 def _optimizer_problems(trainer: TrainerConfig | SFTConfig, step: int, state: Path) -> Iterator[str]:
     from safetensors import safe_open
 
-    names: list[str] = []  # `<parameter>/<type>.<name>`; none before the first step
+    names: list[str] = []  # `<parameter>/<type of the optimizer>.<name>`; before the first step, no names
     for path in [*(state / "optimizer").glob("*.safetensors"), *state.glob("optimizer.safetensors")]:
         with safe_open(path, "numpy") as file:
             names += file.keys()

@@ -67,14 +67,14 @@ log = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.1
 _FORCED_STOP_SECONDS = 1.0
-_MAX_SHOWN_CHARACTERS = 3000  # of a rollout's text
+_MAX_SHOWN_CHARACTERS = 3000  # maximum shown characters of the text of a rollout
 
 
 def run_rl(config: RLConfig, command: Sequence[str]) -> int:
     """Run the training to its end and return the exit code.
 
-    `command` is the argv that the user typed; messages repeat it. Raises UsageError before any process
-    starts, and RunError if a process fails.
+    `command` is the argv that the user typed; messages show it with `--resume`. Raises UsageError before any
+    process starts, and RunError if a process fails.
     """
     output_dir = config.output_dir
     check_trackers(config.trackers(config.trainer.wandb))
@@ -88,13 +88,13 @@ def run_rl(config: RLConfig, command: Sequence[str]) -> int:
         if needs_unused:
             check_unused(output_dir, resume_command=resume_hint(config, command))
         wait_for_leftovers(output_dir)
-        if needs_unused:  # a leftover process may have finished a step meanwhile
+        if needs_unused:  # a process of an earlier start may have finished a step during the wait
             check_unused(output_dir, resume_command=resume_hint(config, command))
         model_path = fetch_model(config.trainer.model.name)
         tokenizer = check_tokenizer(config)
-        if tokenizer.state == "failed":  # the model was downloaded only now, so no earlier check saw it
+        if tokenizer.state == "failed":  # earlier checks skip a model that is not downloaded yet
             raise UsageError(tokenizer.seen, code="BK-TOKENIZER", hint=tokenizer.do or None)
-        if config.cluster.nodes > 1:  # the wait for nodes is logged before the run has its log file
+        if config.cluster.nodes > 1:  # without a log file, log the wait for nodes to the console
             setup_logging(config.log.level, LAUNCHER, None)
         with other_nodes(config) as nodes:
             return _run_planned(config, command, origin, model_path, ports, nodes)
@@ -152,7 +152,7 @@ def _run_planned(
         address=nodes.address,
     )
     plan = replace(plan, roles=(*environment_processes.roles, *plan.roles))
-    uploads = open_uploads(output_dir, config.trainer.ckpt)  # before the keys of the store are removed
+    uploads = open_uploads(output_dir, config.trainer.ckpt)  # needs keys that remove_unrelated_keys deletes
     forbid_tracing()
     remove_unrelated_keys(config)
     trackers = config.trackers(config.trainer.wandb)
@@ -204,7 +204,7 @@ def _run_recorded(
 
 
 def _log_result(config: RLConfig, seconds: float) -> str | None:
-    """Log the result of a finished run and return the reason if nothing was learned, else None."""
+    """Log the result of a finished run. Return the reason if the model learned nothing, else None."""
     steps = read_run_metrics(config.output_dir / "metrics.jsonl").steps()
     problem = explain_no_learning(steps, config.output_dir)
     outcome = outcome_of(steps)
@@ -226,7 +226,7 @@ def _log_result(config: RLConfig, seconds: float) -> str | None:
 
 
 def evaluation_lines(scores: Sequence[Score]) -> Iterator[str]:
-    """Yield one line per environment: its first and its last evaluation, with confidence intervals."""
+    """Yield one line per environment, with its first and its last evaluation and confidence intervals."""
     by_environment: dict[str, list[Score]] = {}
     for score in scores:
         by_environment.setdefault(score.environment, []).append(score)
@@ -303,7 +303,10 @@ def _first_rollout(config: RLConfig) -> str:
 
 
 def _result_level(steps: Sequence[StepMetrics]) -> int:
-    """Return the log level of the final message: WARNING if nearly all steps were skipped or empty."""
+    """Return the log level of the final message: WARNING if the trainer skipped nearly all steps, else INFO.
+
+    Steps with an empty batch count as skipped.
+    """
     trained = [step for step in steps if step.trained is not None]
     skipped = sum(bool(step.value("trainer/skipped")) for step in trained)
     empty = max((int(step.value("trainer/empty_steps") or 0) for step in trained), default=0)
@@ -329,9 +332,9 @@ def _describe_weights(config: RLConfig) -> str:
 
 
 def _run_environment(config: RLConfig) -> dict[str, str]:
-    """Return the variables that all processes get, on all nodes.
+    """Return the environment variables for all processes on all nodes.
 
-    The only key among them is the one of the run's own inference servers.
+    They contain one key, for requests to the inference servers of the run.
     """
     key = os.environ.get("BUCKEYE_INFERENCE_KEY") or secrets.token_urlsafe(24)
     return {
@@ -346,7 +349,7 @@ def _run_environment(config: RLConfig) -> dict[str, str]:
 
 
 def _ray_variables(config: RLConfig) -> dict[str, str]:
-    """Return the variables that vLLM needs to find the Ray cluster, where it starts processes itself."""
+    """Return the variables that vLLM needs to connect to the Ray cluster and start its processes there."""
     address = config.cluster.ray_address
     chosen = {} if address == "auto" else {"RAY_ADDRESS": address}
     names = ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN")
@@ -354,7 +357,7 @@ def _ray_variables(config: RLConfig) -> dict[str, str]:
 
 
 def _stop_early(config: RLConfig, processes: Processes, stop: StopFlag, command: Sequence[str]) -> int:
-    """Let the trainer finish its step and write a checkpoint; a second Ctrl-C ends it immediately."""
+    """Stop the run: the trainer finishes its step and writes a checkpoint, unless Ctrl-C is pressed again."""
     grace = config.stop_seconds
     log.info(
         "Stopping: the trainer finishes its step and writes a checkpoint (Ctrl-C again: stop immediately)"
@@ -374,10 +377,10 @@ def _stop_early(config: RLConfig, processes: Processes, stop: StopFlag, command:
 
 
 def _end_trainers(processes: Processes, stop: StopFlag, grace: float) -> None:
-    """Request the trainers to stop, and wait until they have.
+    """Request the trainer ranks to stop, and wait until they have ended.
 
-    The wait ends after `grace` seconds, at the next Ctrl-C, or when one trainer fails: the other ranks
-    cannot finish a step without it.
+    The wait ends early after `grace` seconds, at the next Ctrl-C, or when a rank fails, because the other
+    ranks cannot finish a step without it.
     """
     trainers = processes.of_kind("trainer")
     stop.requested = False

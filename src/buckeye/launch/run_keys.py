@@ -1,4 +1,4 @@
-"""API keys and other variables that a run needs on another machine or in a Slurm job."""
+"""API keys and other environment variables that a run needs on another machine or in a Slurm job."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from buckeye.launch.mcp_gateways import task_variables
 
 _NOT_KEYS = {"HOME", "HOSTNAME", "LANG", "LOGNAME", "PATH", "PWD", "SHELL", "TERM", "TMPDIR", "USER"}
 _MACHINE_KEY_PREFIXES = ("PRIME_", "AWS_", "GOOGLE_", "AZURE_")
-_RENTAL_KEY = "PRIME_API_KEY"  # is never passed on: it can rent and end machines
+_RENTAL_KEY = "PRIME_API_KEY"  # never given to a run, because this key can rent and terminate machines
 _STORE_KEYS = {
     "s3": (
         *("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"),
         *("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"),
     )
 }
-"""Variables with the credentials of a checkpoint store, by its kind. Only the launcher has them."""
+"""Variables with the credentials of a checkpoint store, by its URL scheme. Only the launcher gets them."""
 
 
 def rollout_environments(config: RLConfig) -> list[EnvConfig]:
@@ -30,10 +30,10 @@ def rollout_environments(config: RLConfig) -> list[EnvConfig]:
 
 
 def names_of_keys(config: RLConfig) -> list[str]:
-    """Return the names of the variables that the run needs.
+    """Return the names of the environment variables that the run needs.
 
-    They are Buckeye's keys, and the variables that environments and the MCP servers of tasks use. A variable
-    that only a prompt mentions is not included.
+    They are the keys of Buckeye, and the variables that environments and MCP servers of tasks use. Variables
+    that only occur in prompts are not included.
     """
     known, environments = variables(), rollout_environments(config)
     names = [*KEYS, *task_variables(environments)]
@@ -43,9 +43,9 @@ def names_of_keys(config: RLConfig) -> list[str]:
 
 
 def remove_unrelated_keys(config: RLConfig) -> None:
-    """Delete cloud credentials from this process's variables, unless the run's settings name them.
+    """Delete cloud credentials from `os.environ`, unless the settings of the run name the variable.
 
-    All child processes, and third-party code in them, would inherit these variables.
+    All child processes, and third-party code in them, would inherit the credentials.
     """
     named = {*names_of_keys(config), *_texts(config.model_dump(mode="json"))}
     for name in [name for name in os.environ if name.startswith(_MACHINE_KEY_PREFIXES) and name not in named]:
@@ -61,7 +61,7 @@ def _texts(value: Any) -> list[str]:
 
 
 def keys_of_run(config: RLConfig) -> dict[str, str]:
-    """Return the keys of the run that are set, including those of its checkpoint store."""
+    """Return the variables that the run needs and that are set, with the keys of its checkpoint store."""
     known, ckpt = variables(), config.trainer.ckpt
     store = ckpt.store if ckpt is not None and ckpt.store is not None else ""
     names = [*names_of_keys(config), *_STORE_KEYS.get(store.partition("://")[0], ())]

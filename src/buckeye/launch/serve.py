@@ -1,4 +1,4 @@
-"""A temporary inference server for the duration of a block, for `chat` and `eval`."""
+"""Start an inference server for `chat` and `eval`, and end it after use."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _POLL_SECONDS = 0.2
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServedModel:
-    """A running server for one model; `base_url` ends in `/v1`."""
+    """A running inference server for one model. `base_url` ends in `/v1`."""
 
     base_url: str
     api_key: str
@@ -38,9 +38,9 @@ class ServedModel:
 
 @asynccontextmanager
 async def served_model(path: Path, *, config: InferenceConfig | None = None) -> AsyncIterator[ServedModel]:
-    """Start an engine for the model at `path` on a free loopback port, and end it after the block.
+    """Start an inference server for the model at `path` on a free loopback port, and end it after the block.
 
-    If the engine ends by itself, the block is cancelled, and RunError gives the reason.
+    If the server ends before the block, the block is cancelled and RunError is raised with the reason.
     """
     key = secrets.token_urlsafe(24)
     with closing(Ports()) as ports, tempfile.TemporaryDirectory(prefix="buckeye-serve-") as scratch:
@@ -48,7 +48,7 @@ async def served_model(path: Path, *, config: InferenceConfig | None = None) -> 
 
         def check() -> None:
             for child in processes.children:
-                child.heartbeats.read(time.monotonic())  # otherwise the pipe fills up
+                child.heartbeats.read(time.monotonic())  # empty the pipe, so that it does not fill up
                 if child.returncode is not None:
                     text = explain_exit(child, child.returncode, oom_kills, directory)
                     raise RunError(text, code=exit_error_code(child))
@@ -97,8 +97,8 @@ async def _cancelled_at_exit(check: Callable[[], None]) -> AsyncIterator[None]:
             yield
             watch.cancel()
     except BaseExceptionGroup as group:
-        await asyncio.sleep(_POLL_SECONDS)  # a killed process closes its connections before it ends
-        check()  # if the server has ended, that explains the error in the block
+        await asyncio.sleep(_POLL_SECONDS)  # a killed server closes its connections before it ends
+        check()  # if the server has ended, its end is the cause of the error in the block
         raise group.exceptions[0] from None
 
 

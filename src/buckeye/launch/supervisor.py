@@ -1,4 +1,4 @@
-"""Supervision of a run's processes: kill those that hang, restart those that die, report stalls."""
+"""Supervise the processes of a run: kill hanging processes, restart failed ones, report stalls."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 _GAP_SECONDS = 5.0
 _CHECK_SECONDS = 2.0
-_STACK_SECONDS = 2.0  # between the signal that requests stacks and the kill
+_STACK_SECONDS = 2.0  # time for a hanging process to write its stacks before it is killed
 _PROGRESS_STEPS = 3
 
 
@@ -45,7 +45,7 @@ class Supervisor:
         self._refilled_at = self._furthest
 
     def start(self) -> None:
-        """Start every process and log each kind with its devices."""
+        """Start every process, and log one line per kind of process with its devices."""
         plan = self._attempts.plan
         device_kind = "GPU(s)" if plan.on_gpu else "CPU slot(s)"
         for kind in ("gateway", "workers", "inference", "orchestrator", "trainer"):
@@ -59,10 +59,10 @@ class Supervisor:
                 self._processes.start(role)
 
     def tick(self, *, step: int, trained: int) -> bool:
-        """Run one supervision tick and return True once the run has finished; call it repeatedly.
+        """Check all processes once, and return True if the run has finished. Call it repeatedly.
 
-        `step` is the number of finished steps; `trained` also counts steps that were repeated after a
-        restart. Raises RunError if the run cannot continue.
+        `step` is the number of finished steps. `trained` also counts steps that a restart repeated. Raises
+        RunError if the run cannot continue.
         """
         now = time.monotonic()
         for child in self._processes.children:
@@ -79,7 +79,7 @@ class Supervisor:
         return self._attempts.running and all(child.returncode == 0 for child in self._attempts.members)
 
     def _restart_deadlines_after_gap(self, now: float) -> None:
-        """Restart all deadlines if this process was suspended, because no heartbeats were read meanwhile."""
+        """Restart all deadlines if this process was suspended, because it then read no heartbeats."""
         gap, self._ticked = now - self._ticked, now
         if gap > _GAP_SECONDS:
             log.info("The launcher was suspended for %s: restarting all deadlines", human_duration(gap))
@@ -100,7 +100,7 @@ class Supervisor:
         self._attempts.refill()
 
     def _run_slow_checks(self, now: float) -> None:
-        """Check memory, new checkpoints and stalls, which need not be checked at every tick."""
+        """Check memory, new checkpoints and stalls. Runs every 2 s, because these checks are slow."""
         for child in self._processes.children:
             child.memory = child.process.memory() or child.memory
         commits = checkpoints_oldest_first(self._launch.config.output_dir / "checkpoints")
@@ -115,7 +115,7 @@ class Supervisor:
             self._report_stall(now)
 
     def _kill_unhealthy(self, now: float) -> None:
-        """Kill processes that hang; request their Python stacks first."""
+        """Request the Python stacks of processes that hang, and kill these processes 2 s later."""
         previous, self._kill_times = self._kill_times, {}
         for child in self._processes.children:
             problem = find_health_problem(child.heartbeats, self._limits, now)

@@ -1,4 +1,4 @@
-"""Background uploads of a run's checkpoints to its object store."""
+"""Upload the checkpoints of a run to an object store in the background."""
 
 from __future__ import annotations
 
@@ -39,16 +39,17 @@ log = logging.getLogger(__name__)
 _CHECK_SECONDS = 1.0
 _POLL_SECONDS = 0.1
 _LOG_SECONDS = 10.0
-_RETRY_DELAYS = (5.0, 300.0)  # after the first failure, and the maximum
-_FINAL_RETRY_DELAY = 5.0  # once the run has ended
-_MAX_FINAL_TRIES = 3  # once the run has ended, for uploads that the store denies
+_RETRY_DELAYS = (5.0, 300.0)  # delay after the first failure, and maximum delay
+_FINAL_RETRY_DELAY = 5.0  # delay after the end of the run
+_MAX_FINAL_TRIES = 3  # tries after the end of the run, if the store denies access
 
 
 class State(msgspec.Struct, kw_only=True, frozen=True):
     """State of the uploads of a run.
 
-    `committed` is the step of the newest checkpoint in the store. `waiting` lists the steps still to upload,
-    and `uploading` is the one in progress. `failures` counts consecutive failures; `error` is the last one.
+    `committed` is the step of the newest checkpoint in the store. `waiting` lists the steps of checkpoints
+    that are not uploaded yet. `uploading` is the step of the current upload. `failures` counts consecutive
+    failed uploads, and `error` is the last error.
     """
 
     url: str
@@ -60,11 +61,11 @@ class State(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class CheckpointUploader:
-    """Uploads the committed checkpoints of a run's directory on a thread, one at a time, newest first.
+    """Uploads the complete checkpoints of a run in a thread, one at a time, newest first.
 
-    Deletes from the store the checkpoints beyond `keep`. Training never waits for it. A failed upload is
-    logged and retried as long as the run lasts. On exit, the context waits for pending uploads: at most
-    `exit_timeout` seconds, or until Ctrl-C.
+    The uploader keeps the newest `keep` checkpoints and the best one in the store, and deletes the others.
+    Training does not wait for uploads. The uploader logs and retries a failed upload until the run ends. On
+    exit, the context waits for pending uploads until `exit_timeout` seconds have passed or Ctrl-C is pressed.
     """
 
     def __init__(
@@ -106,7 +107,7 @@ class CheckpointUploader:
 
     @property
     def pending_steps(self) -> list[int]:
-        """Steps of the checkpoints that still have to be uploaded."""
+        """Steps of the checkpoints that are not uploaded yet."""
         return self._state.waiting
 
     def _work(self) -> None:
@@ -117,7 +118,7 @@ class CheckpointUploader:
                 if self._state.failures and not has_more:
                     log.info("Connected to %s again", self._state.url)
                     self._set_state(failures=0, error=None)
-            except Exception as error:  # no error may end the run or the uploads
+            except Exception as error:  # an error must not end the thread
                 self._handle_failure(error)
                 continue
             if not has_more:
@@ -126,7 +127,10 @@ class CheckpointUploader:
                 self._ending.wait(_CHECK_SECONDS)
 
     def upload_next(self) -> bool:
-        """Upload the newest missing checkpoint and delete old ones; return True if more work may be left."""
+        """Upload the newest checkpoint that is missing in the store, and delete old ones from the store.
+
+        Returns True if more checkpoints may be missing.
+        """
         local = checkpoints_oldest_first(self._root)
         if self._stored is not None and _keys(local) <= self._stored:
             return False
@@ -140,7 +144,7 @@ class CheckpointUploader:
             committed=stored[-1].step if stored else None, waiting=[info.step for info in pending]
         )
         if not pending:
-            self._stored |= _keys(local)  # never uploaded: skip
+            self._stored |= _keys(local)  # skip checkpoints that are too old to be uploaded
             self._prune(stored)
             return False
         if len(pending) > 1:
@@ -156,7 +160,7 @@ class CheckpointUploader:
     def _pending(
         self, local: Sequence[CheckpointInfo], stored: Sequence[CheckpointInfo]
     ) -> list[CheckpointInfo]:
-        """Return the checkpoints of the directory that are missing in the store, newest last."""
+        """Return the checkpoints of the run directory that are missing in the store, newest last."""
         present = _keys(stored)
         by_age = sorted(present | _keys(local))
         newest = set(by_age[-self._keep :] if self._keep is not None else by_age)
@@ -205,7 +209,7 @@ class CheckpointUploader:
         self._store.prune(self._keep if kept is not None else None, protected=kept or ())
 
     def _protected_steps(self, infos: Sequence[CheckpointInfo]) -> Collection[int] | None:
-        """Return the steps to keep regardless of their age, or None if unknown."""
+        """Return the steps of the best checkpoints, which the store keeps at any age, or None if unknown."""
         try:
             scores = read_scores(self._run)
             best = find_best_checkpoint(infos, scores)
@@ -239,9 +243,9 @@ class CheckpointUploader:
     def _set_state(self, **changes: Any) -> None:
         """Update the state and write it to the run directory."""
         self._state = msgspec.structs.replace(self._state, **changes)
-        if self._root.is_dir():  # without checkpoints there is nothing to report
+        if self._root.is_dir():  # a run without checkpoints has no state of uploads
             content = {**msgspec.to_builtins(self._state), "text": describe(self._state)}
-            with suppress(OSError):  # other parts report a full disk
+            with suppress(OSError):  # the writers of metrics and checkpoints report a full disk
                 write_file(self._run / UPLOADS_FILE, json.dumps(content))
 
 
@@ -269,7 +273,7 @@ def _locked(path: Path) -> Iterator[None]:
     """Lock a checkpoint, so that it is not deleted during its upload."""
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        with suppress(OSError):  # a file system without locks
+        with suppress(OSError):  # the file system may have no locks
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
     finally:
@@ -279,7 +283,7 @@ def _locked(path: Path) -> Iterator[None]:
 def open_uploads(
     output_dir: Path, ckpt: CheckpointConfig | None
 ) -> AbstractContextManager[CheckpointUploader | None]:
-    """Return the uploads of a run as a context manager; without a store, a context of None."""
+    """Return a context manager with the uploader of a run, or with None if `ckpt.store` is not set."""
     if ckpt is None or ckpt.store is None:
         return nullcontext()
     return CheckpointUploader(

@@ -1,4 +1,4 @@
-"""Waits between the processes of a run, as the processes report them."""
+"""List the waits of processes for other processes, from the heartbeats in the record of a run."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from buckeye.run_files.record import RunRecord
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Wait:
-    """Wait of `who` for `what` from `whom`. It began at the time `since`, in seconds.
+    """The process `who` waits for `what` from the process `whom`, since the time `since` in seconds.
 
-    If the process works instead, `whom` is None, and `what` is its work.
+    If the process works and does not wait, `whom` is None and `what` is its work.
     """
 
     who: str
@@ -26,7 +26,7 @@ class Wait:
 def waits(record: RunRecord) -> list[Wait]:
     """Return the waits of a recorded run, with times since the epoch.
 
-    Processes of one kind that all wait for the same thing are merged.
+    If all processes of a kind wait for the same thing, they appear as one wait.
     """
     return _merged(
         Wait(who=process.title, whom=process.on, what=process.doing, since=process.since or process.started)

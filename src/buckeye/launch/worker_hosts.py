@@ -1,4 +1,7 @@
-"""Worker hosts: one process per other node of a run, which starts workers for clients with the run's key."""
+"""Worker hosts. A worker host is a process on another node, which starts environment workers on that node.
+
+A client connects to it with the key of the run.
+"""
 
 from __future__ import annotations
 
@@ -48,9 +51,9 @@ def plan_environment_processes(
 ) -> EnvironmentProcesses:
     """Return the processes that a run must start for its environments.
 
-    These are gateways for MCP servers, and worker hosts on the other nodes in `plan_nodes`, which reach this
-    one at `address`. The run has `rollouts` concurrent rollouts. Raises UsageError for tasks that cannot be
-    read, and for environments that cannot be placed.
+    These are gateways for MCP servers, and worker hosts on the other nodes in `plan_nodes`. These nodes reach
+    this host at `address`. The run has `rollouts` concurrent rollouts. Raises UsageError for tasks that
+    cannot be read, and for environments that cannot run on other nodes.
     """
     gateways = plan_gateways(environments, rollouts=rollouts)
     placed = [env for env in environments if isinstance(env, TrainEnvConfig) and any(env.placement or ())]
@@ -66,8 +69,8 @@ def worker_hosts(
 ) -> EnvironmentProcesses:
     """Return the worker hosts of environments that are placed on the nodes in `plan_nodes`.
 
-    Their workers reach the policy at `address` of this host. Raises UsageError for an environment that must
-    not run in workers.
+    The workers reach the policy on this host at `address`. Raises UsageError for an environment with
+    `isolation = "none"`, which does not run in workers.
     """
     for env in environments:
         if env.isolation == "none":
@@ -104,9 +107,9 @@ def worker_hosts(
 
 
 def serve(host: str, port: int) -> None:
-    """Start workers for clients with the key of the run, until this process is ended.
+    """Run a worker host: start a worker for each connection with the key of the run.
 
-    Raises UsageError without a key, and PortTakenError if the port is in use.
+    Raises UsageError if the key is not set, and PortTakenError if the port is in use.
     """
     from buckeye.base.http_server import listen
 
@@ -141,13 +144,13 @@ def serve(host: str, port: int) -> None:
 
 
 class _WorkerConnection:
-    """A connection, with the worker that is started for it and ends with it."""
+    """A connection of a client, and its worker. The worker ends when the connection ends."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
 
     async def run(self, key: str) -> None:
-        """Run the worker to its end; start none if the key is wrong or does not arrive in time."""
+        """Start a worker and wait for its end. Start no worker if the key is wrong or missing after 10 s."""
         async with asyncio.timeout(_KEY_SECONDS):
             request = decode(await read_body(self._reader, _MAX_REQUEST_BYTES))
         if not hmac.compare_digest(str(request.get("key")).encode(), key.encode()):

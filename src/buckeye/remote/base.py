@@ -13,8 +13,14 @@ NAME_PREFIX = "buckeye-"
 """Prefix of the name of each pod that Buckeye creates."""
 
 PodState = Literal["starting", "ready", "failed", "ending", "gone"]
-"""`ready`: it has an address for ssh. `failed`: it will never be ready, but may still cost money. `gone`: the
-provider does not know it, or has ended it."""
+"""State of a pod.
+
+- `starting`: the pod has no address for ssh yet.
+- `ready`: the pod has an address for ssh.
+- `failed`: the pod will never be ready, but may still cost money.
+- `ending`: the provider is ending the pod.
+- `gone`: the provider has ended the pod, or does not know it.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,19 +32,19 @@ class RemoteRequest:
     """`[user@]host[:port]`, for the provider `ssh`."""
     region: tuple[str, ...] = ()
     gpus: GpuSpec | None = None
-    """None for hosts, whose GPUs are fixed."""
+    """GPUs to rent. None for a host of the user."""
     max_price: float | None = None
-    """Highest price of the machine, per hour."""
+    """Maximum price of the machine, in US dollars per hour."""
     max_hours: float | None = None
-    """Hours until the pod is ended, even if the run is not finished."""
+    """Hours after which the pod is ended, even if the run is not finished."""
     disk_gb: int | None = None
-    """None: the estimate for the run."""
+    """Disk size in GB. None: the estimate for the run."""
     identity_file: Path | None = None
-    """Private key for ssh; None: an existing one, else a new one."""
+    """File with the private key for ssh. None: an existing key, or else a new key."""
     keep: bool = False
-    """Leave the pod running at the end. It continues to cost."""
+    """Leave the pod running when the run ends. The pod then still costs money."""
     yes: bool = False
-    """The price is confirmed."""
+    """Accept the price without a question."""
 
     def flags(self) -> list[str]:
         """Return the flags of `buckeye rl` for this request."""
@@ -57,15 +63,15 @@ class RemoteRequest:
 class Offer:
     """A machine that a provider offers.
 
-    `price_per_hour` in US dollars includes `disk_gb`. `unfit` is the reason why the machine cannot be used.
-    `row` is the provider's description, which an order repeats.
+    `price_per_hour` in US dollars includes the disk of `disk_gb` GB. `unfit` is the reason why Buckeye cannot
+    use the machine, or None. `row` is the description from the provider, which an order repeats.
     """
 
     gpus: GpuSpec
     price_per_hour: float
     disk_gb: int
     cloud: str
-    """Owner of the machine, as the provider names it."""
+    """Company that owns the machine, such as `runpod`."""
     region: str | None = None
     location: str | None = None
     socket: str | None = None
@@ -89,10 +95,10 @@ class SshTarget:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pod:
-    """A machine that was rented.
+    """A rented machine.
 
-    `price_per_hour` is what the provider says that it costs; None if it says nothing. `created` is in seconds
-    since the epoch.
+    `price_per_hour` is the price that the provider reports, or None if it reports none. `created` is in
+    seconds since the epoch.
     """
 
     id: str
@@ -101,15 +107,15 @@ class Pod:
     gpus: str | None = None
     created: float | None = None
     spot: bool = False
-    """It may be taken away at any time."""
+    """True if the provider may end the pod at any time."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PodStatus:
     """State of a pod.
 
-    `detail` is the provider's name of the state, `progress` is from 0 to 1, and `ssh` has one address per
-    node. `failure` is the reason why the pod will never be ready.
+    `detail` is the name of the state at the provider, `progress` is from 0 to 1, and `ssh` has one address
+    per node. `failure` is the reason why the pod will never be ready, or None.
     """
 
     state: PodState

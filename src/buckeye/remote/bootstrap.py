@@ -1,7 +1,7 @@
-"""Set-up of another machine for training, in numbered steps.
+"""Install the software for training on another machine, in numbered steps.
 
-Each step leaves a marker named after the hash of its inputs. A second run, or one after a lost connection,
-skips finished steps.
+Each finished step leaves a marker file, whose name has the hash of the inputs of the step. A later run, or a
+retry after a lost connection, skips the steps that have a marker.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from buckeye.remote.software import code_files, pinned_requirements, torch_versi
 from buckeye.remote.upload import make_tar
 
 _SECONDS = 2400.0
-_PATIENCE = 600.0
-_CUTS = 5
-_VENV, _VLLM, _INSTALLED = "environment", "vLLM", "environments"
+_CONNECT_SECONDS = 600.0
+_MAX_RETRIES = 5
+_VENV, _VLLM, _ENVIRONMENTS = "environment", "vLLM", "environments"
 _TORCH_INDEX = "https://download.pytorch.org/whl"
-_SAID = "buckeye: "
+_MESSAGE_PREFIX = "buckeye: "
 EXTRAS = ("train", "mcp")
-"""Extras of Buckeye that every machine gets; a run adds its own."""
+"""Extras of Buckeye that every machine gets, in addition to the extras of the run."""
 TOOLS = ("uv>=0.9",)
-"""Programs that users expect on a machine that Buckeye has set up."""
+"""Programs that every machine gets, because tasks may start their servers with them."""
 
 
 @dataclass(frozen=True, slots=True)
 class SetupStep:
-    """One step: title, hash of its inputs, script, and standard input of the script."""
+    """One step. `key` is the hash of its inputs, and `data` is the standard input of its script."""
 
     title: str
     key: str
@@ -44,7 +44,7 @@ class SetupStep:
     data: bytes = b""
 
     def text(self) -> str:
-        """Return the script with its lock. It does nothing if the step is finished."""
+        """Return the script with a lock around it. The script does nothing if the step is finished."""
         slug = re.sub(r"[^a-z0-9]+", "-", self.title.lower())
         marker = f'"$root/done/{slug}-{self.key}"'
         lock = f'"$root/done/{slug}.lock"'
@@ -57,11 +57,11 @@ class SetupStep:
 
 @dataclass(frozen=True, slots=True)
 class Software:
-    """Paths of installed software on the machine.
+    """Paths of installed software on the other machine.
 
-    `python` has this version of Buckeye. `environments` is the folder of installed environments, None if the
-    run needs none. `vllm` is a Python with vLLM, None if vLLM does not work. `attention` describes the
-    trainer's attention kernel.
+    `python` is an interpreter with this version of Buckeye. `environments` is the folder of installed
+    environments, or None if the run needs none. `vllm` is an interpreter with vLLM, or None if vLLM does not
+    work. `attention` describes the attention kernel of the trainer.
     """
 
     python: str
@@ -73,7 +73,7 @@ class Software:
 def setup_steps(
     environments: Sequence[NeededEnvironment] = (), extras: Iterable[str] = ()
 ) -> list[SetupStep]:
-    """Return all steps, in order. `extras` are the extras that the run needs."""
+    """Return all steps, in order. `extras` are the extras of pip that the run needs."""
     files = code_files()
     code = _key(*(part for name in sorted(files) for part in (name.encode(), files[name])))
     needed = sorted({*requirements({*EXTRAS, *extras}), *TOOLS})
@@ -82,7 +82,7 @@ def setup_steps(
     packages = _key("\n".join([*needed, "", *fixed, torch]).encode(), scripts.PACKAGES.encode())
     venv = _key(code.encode(), packages.encode(), scripts.VENV.encode())
     vllm = _key(str(SUPPORTED_VLLM_VERSIONS).encode(), scripts.VLLM.encode())
-    install = _filled(
+    install = _fill_placeholders(
         scripts.PACKAGES,
         KEY=packages,
         REQUIREMENTS=shlex.quote("\n".join(needed) + "\n"),
@@ -92,16 +92,16 @@ def setup_steps(
     )
     found = [
         SetupStep("Python", _key(scripts.PYTHON.encode()), scripts.PYTHON),
-        SetupStep("Buckeye", code, _filled(scripts.CODE, KEY=code), make_tar(files)),
+        SetupStep("Buckeye", code, _fill_placeholders(scripts.CODE, KEY=code), make_tar(files)),
         SetupStep("packages", packages, install),
-        SetupStep(_VENV, venv, _filled(scripts.VENV, KEY=venv, PACKAGES=packages, CODE=code)),
-        SetupStep(_VLLM, vllm, _filled(scripts.VLLM, KEY=vllm, VENV=venv, WHEELS=_TORCH_INDEX)),
+        SetupStep(_VENV, venv, _fill_placeholders(scripts.VENV, KEY=venv, PACKAGES=packages, CODE=code)),
+        SetupStep(_VLLM, vllm, _fill_placeholders(scripts.VLLM, KEY=vllm, VENV=venv, WHEELS=_TORCH_INDEX)),
     ]
     return [*found, _environments(environments, venv)] if environments else found
 
 
 def _environments(needed: Sequence[NeededEnvironment], venv: str) -> SetupStep:
-    """Return the step that installs environments. Each set of versions has a separate folder."""
+    """Return the step that installs environments. Other versions are installed into another folder."""
     files: dict[str, bytes] = {}
     installs = []
     for number, one in enumerate(needed):
@@ -112,12 +112,12 @@ def _environments(needed: Sequence[NeededEnvironment], venv: str) -> SetupStep:
             files[lock] = one.lock
         what = one.what if one.wheel is None else f"./{one.what}"
         how = scripts.INSTALL_IN_BUCKEYE_VENV if one.in_buckeye_venv else scripts.INSTALL
-        installs.append(_filled(how, LOCK=lock, WHAT=shlex.quote(what)))
+        installs.append(_fill_placeholders(how, LOCK=lock, WHAT=shlex.quote(what)))
     parts = (part for name in sorted(files) for part in (name.encode(), files[name]))
     how_to = "".join((scripts.ENVIRONMENTS, *installs)).encode()
     key = _key(venv.encode(), how_to, *parts)
-    script = _filled(scripts.ENVIRONMENTS, KEY=key, VENV=venv, INSTALLS="".join(installs))
-    return SetupStep(_INSTALLED, key, script, make_tar(files))
+    script = _fill_placeholders(scripts.ENVIRONMENTS, KEY=key, VENV=venv, INSTALLS="".join(installs))
+    return SetupStep(_ENVIRONMENTS, key, script, make_tar(files))
 
 
 async def bootstrap(
@@ -127,19 +127,22 @@ async def bootstrap(
     environments: Sequence[NeededEnvironment] = (),
     extras: Iterable[str] = (),
 ) -> Software:
-    """Run all steps that are not finished. Raises RemoteError with the last output of a step that fails."""
+    """Run all steps that are not finished, and return the paths of the software.
+
+    Raises RemoteError with the last output of a step that fails.
+    """
     needed = setup_steps(environments, extras)
     for number, step in enumerate(needed, 1):
         tell(f"{number}/{len(needed)} {step.title} ...")
-        if await _carry_out(link, step, tell):
-            tell(f"{number}/{len(needed)} {step.title}: was there")
+        if await _run_step(link, step, tell):
+            tell(f"{number}/{len(needed)} {step.title}: already installed")
     keys = {step.title: step.key for step in needed}
     ask = (
         f'{scripts.PRELUDE}printf "%s\\n" "$root"; cat "$root/venv-{keys[_VENV]}/attention"; '
         f'cat "$root/vllm-{keys[_VLLM]}/works" && echo works'
     )
     root, attention, *rest = (await link.run(["sh", "-c", ask])).stdout.decode().splitlines()
-    place = f"{root}/environments-{keys[_INSTALLED]}" if _INSTALLED in keys else None
+    place = f"{root}/environments-{keys[_ENVIRONMENTS]}" if _ENVIRONMENTS in keys else None
     return Software(
         python=f"{place}/venv/bin/python" if place else f"{root}/venv-{keys[_VENV]}/bin/python",
         environments=f"{place}/installed" if place else None,
@@ -148,14 +151,17 @@ async def bootstrap(
     )
 
 
-async def _carry_out(link: SshConnection, step: SetupStep, tell: Callable[[str], None]) -> bool:
-    """Run a step, and retry it after a lost connection. Return True if it was finished before."""
-    for attempt in range(_CUTS + 1):
+async def _run_step(link: SshConnection, step: SetupStep, tell: Callable[[str], None]) -> bool:
+    """Run a step, and retry it after a lost connection.
+
+    Returns True if the step had already been finished by an earlier run.
+    """
+    for attempt in range(_MAX_RETRIES + 1):
         try:
-            await link.connect(timeout=_PATIENCE)
+            await link.connect(timeout=_CONNECT_SECONDS)
             done = await link.run(["sh", "-c", step.text()], data=step.data, seconds=_SECONDS)
         except LostConnectionError:
-            if attempt == _CUTS:
+            if attempt == _MAX_RETRIES:
                 raise
             await asyncio.sleep(0)
             continue
@@ -164,14 +170,14 @@ async def _carry_out(link: SshConnection, step: SetupStep, tell: Callable[[str],
                 f"set-up step {step.title!r} failed on {link.target}:\n{done.text()}", code="BK-REMOTE-HOST"
             )
         for line in done.stderr.decode(errors="replace").splitlines():
-            if line.startswith(_SAID):
-                tell(f"warning: {line.removeprefix(_SAID)}")
+            if line.startswith(_MESSAGE_PREFIX):
+                tell(f"warning: {line.removeprefix(_MESSAGE_PREFIX)}")
         return done.stdout.strip() == b"done"
     raise AssertionError
 
 
-def _filled(script: str, **words: str) -> str:
-    """Return a script with its placeholders filled in. Raises KeyError for a missing value."""
+def _fill_placeholders(script: str, **words: str) -> str:
+    """Return a script with values for its placeholders. Raises KeyError for a missing value."""
     return re.sub(r"@([A-Z]+)@", lambda found: words[found[1]], script)
 
 

@@ -1,9 +1,7 @@
 """Check that a run can start with the files, keys and packages that another machine gets.
 
-Run it as `python -m buckeye.remote.clean_start`. `start_check` starts it in a folder that has only these
-files.
-
-Packages that the other machine lacks cannot be imported.
+`start_check` runs this module as `python -m buckeye.remote.clean_start` on this machine, in a folder that has
+only the files for the other machine. The process cannot import packages that the other machine lacks.
 """
 
 from __future__ import annotations
@@ -53,16 +51,17 @@ from buckeye.transport.object_store import STORE_PACKAGES
 from buckeye.workers.loading import open_environment
 
 _TASKS = "servers of the tasks"
-_ON_EVERY_MACHINE = ("uv", "uvx")  # next to `python` on each machine that was set up
+_ON_EVERY_MACHINE = ("uv", "uvx")  # `bootstrap` installs them next to `python` on each machine
 _INSTALLERS = ("pip", "setuptools")
 
 
 class StartInputs(msgspec.Struct, kw_only=True, frozen=True):
-    """Inputs of a remote start.
+    """Description of a start of `rl` on the other machine.
 
-    `arguments` are those of `rl`, `requirements` are installed for it, and `gpus` is the number of its GPUs
-    (None: unknown). `wheels` is a folder of unpacked wheels. A `rented` machine has no other files.
-    `only_here` lists folders that it lacks.
+    `arguments` are the args of `rl`. `requirements` are the packages that the other machine installs, and
+    `wheels` is a folder with unpacked wheels that it also gets. `gpus` is the number of its GPUs, or None if
+    unknown. A `rented` machine has only the files that are sent. `only_here` lists folders of this machine
+    that the other machine lacks.
     """
 
     arguments: list[str]
@@ -74,9 +73,10 @@ class StartInputs(msgspec.Struct, kw_only=True, frozen=True):
 
 
 def main() -> None:
-    """Read a `StartInputs` from standard input, and write each check to a file.
+    """Read a `StartInputs` from standard input, and write the results of all checks to a file.
 
-    The only argument names the file. Each line is the JSON of a check. The last line is `null`.
+    The only argument is the path of the file. Each line of the file is the JSON of a check. The last line is
+    `null`, so that a reader detects a crash.
     """
     start = msgspec.json.decode(sys.stdin.buffer.read(), type=StartInputs)
     hide_other_packages(start.requirements, start.wheels)
@@ -88,7 +88,10 @@ def main() -> None:
 
 
 def clean_start_checks(start: StartInputs) -> Iterator[Check]:
-    """Yield the checks of a start from the working directory that are possible on this machine."""
+    """Check a start of `rl` in the working directory, and yield the results.
+
+    Only checks that are possible on this machine run.
+    """
     try:
         config = load_config(RLConfig, start.arguments)
     except BuckeyeError as error:
@@ -119,12 +122,14 @@ def _plan(config: RLConfig, gpus: int, path: Path | None) -> Iterator[Check]:
 
 
 def _rented_machine_checks(config: RLConfig, only_here: Sequence[str]) -> Iterator[Check]:
-    """Yield checks of keys, servers, stores and programs that a rented machine may lack."""
+    """Check that a rented machine has the keys, servers, object stores and programs that the run needs."""
     yield check_keys(config, is_local_run=False)
     near = [url for url in config.orchestrator.client.base_url if is_loopback(urlsplit(url).hostname or "")]
     if config.inference is None and near:
         yield failed(
-            "inference servers", f"the run starts no server, and {near[0]} is this machine", "[inference]"
+            "inference servers",
+            f"the run starts no inference server, and the other machine cannot reach {near[0]}",
+            "add a section [inference]",
         )
     if config.trainer.ckpt is not None and config.trainer.ckpt.store is not None:
         yield _store(config, config.trainer.ckpt.store)
@@ -133,7 +138,7 @@ def _rented_machine_checks(config: RLConfig, only_here: Sequence[str]) -> Iterat
 
 
 def _images(config: RLConfig) -> Iterator[Check]:
-    """Yield a failed check for each image of the tasks that is in no registry."""
+    """Yield a failed check for each container image of the tasks that is not in a registry."""
     lock = find_lock(Path())
     for image in find_images(_tasks(config)):
         if "/" not in image:
@@ -144,13 +149,13 @@ def _images(config: RLConfig) -> Iterator[Check]:
 
 
 def _on_hub(name: str) -> Iterator[Check]:
-    """Yield a check if the hub refuses the model, or cannot be reached."""
+    """Yield a failed check if the hub refuses the model, or a skipped one if it cannot be reached."""
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import RepositoryNotFoundError
 
     try:
         hf_hub_download(name, "config.json", token=key("HF_TOKEN") or None)
-    except RepositoryNotFoundError as error:  # also if the license of the model was not accepted
+    except RepositoryNotFoundError as error:  # the hub also raises it if the license is not accepted
         reason = next(iter(str(error).strip().splitlines()), "")
         yield failed(
             MODEL, f"the Hugging Face hub refuses {name}: {reason}", "set HF_TOKEN, or correct the name"
@@ -175,7 +180,7 @@ def _store(config: RLConfig, url: str) -> Check:
 
 
 def _programs(config: RLConfig, only_here: Sequence[str]) -> Iterator[Check]:
-    """Yield checks of the programs that tasks start, and of the files in their arguments."""
+    """Check that the other machine has the programs that tasks start, and the files in their arguments."""
     servers = [s for s in _servers(config) if isinstance(s, StdioServer)]
     words = dict.fromkeys(w for s in servers for w in (s.command, *s.args, s.cwd or ""))
     own = str(Path(sys.executable).parent) if sys.prefix != sys.base_prefix else os.devnull
@@ -200,7 +205,7 @@ def _programs(config: RLConfig, only_here: Sequence[str]) -> Iterator[Check]:
 
 
 def _variables(config: RLConfig) -> Iterator[Check]:
-    """Yield a failed check if the servers of the tasks need variables that are not sent."""
+    """Yield a failed check if the servers of the tasks need environment variables that are not sent."""
     try:
         known = {API_KEY_VARIABLE: "made there", **variables()}
         resolve_variables([server.model_dump() for server in _servers(config)], known)
@@ -209,7 +214,7 @@ def _variables(config: RLConfig) -> Iterator[Check]:
 
 
 def _servers(config: RLConfig) -> list[Any]:
-    """Return the servers of all tasks, each once."""
+    """Return the distinct MCP servers of all tasks."""
     found = [server for task in _tasks(config) for server in task.mcp_config.values()]
     return list({server.model_dump_json(): server for server in found}.values())
 
@@ -222,7 +227,7 @@ def _tasks(config: RLConfig) -> list[McpTask]:
 
 
 def _open(env_id: str, args: Mapping[str, Any], settings: WorkerSettings) -> Environment | None:
-    """Return an open environment, or None if it is not installed on this machine."""
+    """Open an environment and return it, or None if it is not installed on this machine."""
     try:
         return open_environment(env_id, args, settings)
     except EnvironmentNotFoundError:
@@ -230,10 +235,10 @@ def _open(env_id: str, args: Mapping[str, Any], settings: WorkerSettings) -> Env
 
 
 def hide_other_packages(requirements: Iterable[str], wheels: str) -> None:
-    """Let this process import only the packages that the other machine has.
+    """Let this process import only modules that the other machine has.
 
-    These are the standard library, the working directory, Buckeye, the packages in the folder `wheels`, and
-    the installed requirements with their dependencies.
+    These are the standard library, modules in the working directory, Buckeye, the packages in the folder
+    `wheels`, and `requirements` with their dependencies.
     """
     allowed = {
         *installed_versions(requirements),
@@ -262,14 +267,14 @@ def _is_allowed(name: str, allowed: Collection[str]) -> bool:
 
 
 def _is_editable(finder: object) -> bool:
-    """Return True for a finder of a package that is installed as a pointer to its source folder."""
+    """Return True if the module finder belongs to an editable installation."""
     return "editable" in str(getattr(finder, "__module__", "") or "").lower()
 
 
 class _Without:
     """Module finder that does not find the `hidden` modules.
 
-    It finds those in the working directory or in a wheel: their folders are first in `sys.path`.
+    A hidden module is still found in the working directory or in a wheel, the first folders of `sys.path`.
     """
 
     def __init__(self, finder: Any, hidden: Collection[str]) -> None:
@@ -284,7 +289,7 @@ class _Without:
         return spec if any(Path(w).is_relative_to(own) for w in where for own in sys.path[:2]) else None
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        """Return the finder's other methods, such as those for metadata."""
+        """Return another method of the wrapped finder, such as a method for metadata."""
         return getattr(self._finder, name)  # type: ignore[no-any-return]
 
 

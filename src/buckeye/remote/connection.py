@@ -1,4 +1,4 @@
-"""An ssh connection to another machine, renewed when it is lost."""
+"""An ssh connection to another machine. A lost connection can be opened again."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
 _USER = re.compile(r"[A-Za-z_][A-Za-z0-9_.\-]{0,31}")
 _HOST = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9.\-]{0,252}[A-Za-z0-9])?")
 _ADDRESS6 = re.compile(r"[0-9A-Fa-f:.]{2,45}")
-_PLACE = re.compile(
+_ADDRESS = re.compile(
     r"(?:(?P<user>[^@\s]+)@)?(?:\[(?P<six>[^\]]+)\]|(?P<host>[^\[\]:\s]+))(?::(?P<port>\d+))?"
 )
 
 
 def parse_target(text: str) -> SshTarget:
-    """Parse `[user@]host[:port]`, or a line such as `ssh root@1.2.3.4 -p 1234`; `-p` overrides `:port`.
+    """Parse `[user@]host[:port]`, or a line such as `ssh root@1.2.3.4 -p 1234`. `-p` overrides `:port`.
 
-    An IPv6 address is in brackets. Raises ValueError for anything but a plain address, because its parts
+    An IPv6 address is in brackets. Raises ValueError for all other texts, because the parts of an address
     become arguments of programs.
     """
     words = shlex.split(text)
@@ -53,7 +53,7 @@ def parse_target(text: str) -> SshTarget:
             places.append(word)
     if len(places) != 1:
         raise ValueError(f"expected user@host and a port, not {text!r}")
-    match = _PLACE.fullmatch(places[0])
+    match = _ADDRESS.fullmatch(places[0])
     if match is None:
         raise ValueError(f"{places[0]!r} is not [user@]host[:port]")
     return SshTarget(
@@ -75,19 +75,20 @@ def _port(word: str) -> int:
     return int(word)
 
 
-# The private key that opens a pod, and its public key.
+# The private key for the login to a pod, and its public key.
 
-_CHOSEN = "the ssh key of the account (PRIME_SSH_KEY_PATH, or `prime config set-ssh-key-path FILE`)"
+_ACCOUNT_KEY = "the ssh key of the account (PRIME_SSH_KEY_PATH, or `prime config set-ssh-key-path FILE`)"
 
 
 def find_private_key(asked: Path | None, account: Path | None, home: Path) -> Path:
     """Return the path of the private key to use.
 
-    That is `asked`, else the account's key, else `~/.ssh/prime_key.pem`, else a key in `home`/ssh, which is
-    created once. Raises UsageError if the key does not exist, or others can read it.
+    The first of these keys is used: `asked`, the key of the `account`, `~/.ssh/prime_key.pem` if it exists,
+    and a key in `home`/ssh. The last key is created if it does not exist. Raises UsageError if the key cannot
+    be read, or if other users can read it.
     """
     usual = Path.home() / ".ssh" / "prime_key.pem"
-    for path, where in ((asked, "--identity-file"), (account, _CHOSEN), (usual, str(usual))):
+    for path, where in ((asked, "--identity-file"), (account, _ACCOUNT_KEY), (usual, str(usual))):
         if path is not None and (path != usual or usual.is_file()):
             check_identity_file(path.expanduser(), at=where)
             return path.expanduser()
@@ -97,7 +98,7 @@ def find_private_key(asked: Path | None, account: Path | None, home: Path) -> Pa
 def public_key(path: Path) -> str | None:
     """Return the line of `authorized_keys` for a private key.
 
-    Returns None if it cannot be derived, as for a key with a passphrase and without its `.pub` file.
+    Returns None if the line cannot be computed, as for a key with a passphrase and without a `.pub` file.
     """
     import asyncssh
 
@@ -122,11 +123,11 @@ def _own_key(path: Path) -> Path:
     return path
 
 
-# Host keys of ssh servers: the first key is recorded, and a different one is rejected later.
+# Host keys of ssh servers. The first key of a server is recorded. A later connection rejects a different key.
 
 
 def known_keys(path: Path, target: SshTarget) -> list[str]:
-    """Return the recorded keys of a server, as `TYPE BASE64`; empty for a new server."""
+    """Return the recorded host keys of a server, as `TYPE BASE64`, or [] for a new server."""
     if not path.is_file():
         return []
     name = _host_name(target)
@@ -135,7 +136,7 @@ def known_keys(path: Path, target: SshTarget) -> list[str]:
 
 
 def record_key(path: Path, target: SshTarget, key: str) -> None:
-    """Record the key (`TYPE BASE64`) of a new server, in the format of ssh."""
+    """Append the host key (`TYPE BASE64`) of a new server to `path`, in the format of `known_hosts`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     line = f"{_host_name(target)} {key}\n".encode()
     handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -152,8 +153,8 @@ def _host_name(target: SshTarget) -> str:
 
 
 _CONNECT_SECONDS = 20.0
-_KEEPALIVE_SECONDS, _KEEPALIVES = 5.0, 3  # a peer that is silent for 15 s (their product) is lost
-_SESSIONS = 8  # servers allow ten per connection
+_KEEPALIVE_SECONDS, _KEEPALIVES = 5.0, 3  # without data for 15 s (their product), the connection is lost
+_SESSIONS = 8  # ssh servers allow ten sessions per connection by default
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 5.0
 _TELL_SECONDS = 5.0
 _SELDOM_SECONDS = 60.0
@@ -162,7 +163,7 @@ _OPEN_ATTEMPTS, _OPEN_PAUSE = 10, 0.3
 
 
 class LostConnectionError(RemoteError):
-    """The connection failed or was lost. The request may or may not have been carried out."""
+    """The connection failed or was lost. A request may or may not have been carried out."""
 
     code = "BK-REMOTE-CONNECTION"
 
@@ -176,13 +177,13 @@ class ProgramResult:
     stderr: bytes
 
     def text(self) -> str:
-        """Return the last lines of its output, for a message."""
+        """Return the last lines of the output of the program, for a message."""
         lines = (self.stderr or self.stdout).decode(errors="replace").strip().splitlines()
         return "\n".join(lines[-20:]) or "it printed nothing"
 
 
 def check_identity_file(path: Path, *, at: str = "--identity-file") -> None:
-    """Raise UsageError for a private key that is missing, or that others can read, which ssh rejects."""
+    """Raise UsageError if a private key cannot be read, or if other users can read it. ssh rejects both."""
     try:
         mode = path.stat().st_mode
     except OSError as error:
@@ -203,7 +204,7 @@ def check_identity_file(path: Path, *, at: str = "--identity-file") -> None:
 
 
 async def _opened(connection: Any, command: str) -> Any:
-    """Start a program on a connection; retry while the server has too many sessions."""
+    """Start a program on a connection. Retry while the server rejects it because of too many sessions."""
     import asyncssh
 
     for attempt in range(_OPEN_ATTEMPTS):
@@ -217,9 +218,10 @@ async def _opened(connection: Any, command: str) -> Any:
 
 
 class SshConnection:
-    """A machine and the connection to it.
+    """An ssh connection to a machine.
 
-    `own_settings` reads ~/.ssh/config, as ssh does; it is for hosts of the user, not for pods.
+    With `own_settings`, the connection uses `~/.ssh/config` and the agent, as `ssh` does. This is for hosts
+    of the user, not for pods.
     """
 
     def __init__(
@@ -241,9 +243,9 @@ class SshConnection:
         self._sessions = asyncio.Semaphore(_SESSIONS)
 
     async def connect(self, *, timeout: float) -> None:
-        """Connect, unless connected; retry for at most `timeout` seconds.
+        """Connect if the connection is closed. Retry for at most `timeout` seconds.
 
-        Raises LostConnectionError after that time, and RemoteError for errors that a retry cannot fix.
+        Raises LostConnectionError after `timeout`, and RemoteError for errors that a retry cannot fix.
         """
         async with self._making:
             started = told = time.monotonic()
@@ -267,7 +269,10 @@ class SshConnection:
                 pause = min(2 * pause, _LONGEST_PAUSE)
 
     async def run(self, argv: Sequence[str], *, data: bytes = b"", seconds: float = 60.0) -> ProgramResult:
-        """Run a program to its end. Raises LostConnectionError, and RemoteError after `seconds`."""
+        """Run a program until it ends, and return its result.
+
+        Raises LostConnectionError, and RemoteError if the program does not end within `seconds`.
+        """
         async with self.program(argv) as process:
             try:
                 with suppress(BrokenPipeError):  # a program may end without reading its input
@@ -311,7 +316,7 @@ class SshConnection:
                         await process.wait_closed()  # the server counts the session until then
 
     def close(self) -> None:
-        """Close the connection at once; remote programs continue."""
+        """Close the connection immediately. Remote programs continue."""
         if self._connection is not None:
             self._connection.abort()
             self._connection = None
@@ -325,7 +330,7 @@ class SshConnection:
         class Client(asyncssh.SSHClient):
             def validate_host_public_key(self, host: str, addr: str, port: int, key: Any) -> bool:
                 if met:
-                    return False  # asyncssh asks about keys that are not trusted: this server has a new key
+                    return False  # asyncssh calls this method for an unknown key, so the host key has changed
                 first.append(" ".join(key.export_public_key().decode().split()[:2]))
                 return True
 

@@ -1,4 +1,7 @@
-"""Control of a remote run: through the local process that supervises it, or directly on the machine."""
+"""Stop a remote run, through the local process that supervises it or directly on its machine.
+
+This module also records the state of a remote run for other local processes.
+"""
 
 from __future__ import annotations
 
@@ -39,9 +42,9 @@ _REACH_SECONDS = 20.0
 
 
 class RemoteRunRecorder:
-    """Writer of `remote.json`, in which other local processes find the state of a remote start.
+    """Writer of `remote.json`, where other local processes read the state of a remote run.
 
-    It also records the messages to the user. A write error is only a warning.
+    The file also has the last message to the user. A write error is only a warning.
     """
 
     def __init__(self, output_dir: Path, run_id: str, tell: Callable[[str], None]) -> None:
@@ -57,7 +60,7 @@ class RemoteRunRecorder:
         self.update(doing=words[-1] if words else "")
 
     def update(self, **changes: Any) -> None:
-        """Record changes."""
+        """Change fields of the record, and write it to `remote.json`."""
         self._remote_run = msgspec.structs.replace(self._remote_run, said=time.time(), **changes)
         try:
             write_remote_run(self._output_dir, self._remote_run)
@@ -68,12 +71,12 @@ class RemoteRunRecorder:
 def stop_remote(
     output_dir: Path, *, now: bool, timeout: float | None, tell: Callable[[str], None]
 ) -> StopResult:
-    """Stop a remote run. Return when it has ended and its files are downloaded.
+    """Stop a remote run. Return when the run has ended and its files are downloaded.
 
-    The local process that supervises the run gets the request. If no such process exists, the machine gets
-    it. The run writes a checkpoint before it ends; `now` ends it without a checkpoint and without a download.
-    `tell` gets progress messages. Raises RunError after `timeout` seconds (default: half an hour),
-    RemoteError if the machine does not respond.
+    The request goes to the local process that supervises the run, or to the machine if no local process
+    supervises the run. The run writes a checkpoint before it ends. With `now`, it ends without a checkpoint
+    and without a download. `tell` gets progress messages. Raises RunError after `timeout` seconds (default:
+    half an hour), and RemoteError if the machine does not respond.
     """
     remote_run = read_remote_run(output_dir)
     was_running = is_in_use(output_dir)
@@ -97,7 +100,8 @@ def stop_remote(
 def _stop_by_supervisor(output_dir: Path, *, now: bool, timeout: float, tell: Callable[[str], None]) -> None:
     """Signal the supervising process, and wait until it has ended.
 
-    The first signal requests a checkpoint and the end. With `now`, a second signal ends the process at once.
+    The first signal requests a checkpoint and the end of the run. With `now`, a second signal ends the
+    process immediately.
     """
     pid = int((output_dir / ".lock").read_text().strip())
     remote_run = read_remote_run(output_dir)
@@ -128,7 +132,10 @@ def _stop_by_supervisor(output_dir: Path, *, now: bool, timeout: float, tell: Ca
 def _stop_without_supervisor(
     output_dir: Path, job: RemoteJob, *, now: bool, tell: Callable[[str], None]
 ) -> None:
-    """Stop a run without a local supervisor: send the request to the machine, and download the files."""
+    """Stop a run that no local process supervises.
+
+    Send the request to its machine, and download the files of the run.
+    """
     tell(f"no process here manages the run: asking {job.target} to stop it")
     with lock_directory(output_dir):
         try:
@@ -173,7 +180,7 @@ def _hint_if_gone(output_dir: Path, job: RemoteJob) -> str:
 def terminal_command(output_dir: Path) -> list[str]:
     """Return the ssh command that opens the terminal of a remote run.
 
-    Raises UsageError for a local run, or for one that has no machine yet.
+    Raises UsageError for a local run, or for a remote run whose machine is not ready yet.
     """
     remote_run = read_remote_run(output_dir)
     if remote_run is None:

@@ -1,4 +1,4 @@
-"""Download of the files of a remote run. Growing files are continued, other files are replaced."""
+"""Download the files of a remote run. New content is appended to logs; other changed files are replaced."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from buckeye.transport.checkpoint import COMMITTED, CheckpointInfo, read_commit,
 
 CHUNK_BYTES = 4 * 2**20
 _GROWING = (".jsonl", ".log", ".stdout", ".stderr")
-_SMALL = 16 * 2**20  # larger files that were rewritten are fetched last
+_SMALL = 16 * 2**20  # larger files, except logs, are downloaded at the end of the run
 _STEPS = ("checkpoints", "weights")
-_MOST_BYTES = 2**44
+_MAX_FILE_BYTES = 2**44
 _RESERVE = 2**30  # bytes of the local disk that stay free
 
 
@@ -38,12 +38,12 @@ AgentRequest = Callable[..., Awaitable[tuple[dict[str, Any], bytes]]]
 class RemoteFile(msgspec.Struct, frozen=True, array_like=True):
     """File of the remote run.
 
-    It has a path in the run, a size in bytes, a time of change in ns, and the target of a link (None: not a
-    link).
+    `path` is relative to the run directory, `size` is in bytes, `changed` is the modification time in ns, and
+    `link` is the target of a symbolic link, or None for other files.
     """
 
     path: str
-    size: Annotated[int, msgspec.Meta(ge=0, le=_MOST_BYTES)]
+    size: Annotated[int, msgspec.Meta(ge=0, le=_MAX_FILE_BYTES)]
     changed: int
     link: str | None = None
 
@@ -51,8 +51,8 @@ class RemoteFile(msgspec.Struct, frozen=True, array_like=True):
 def parse_listing(files: Any) -> list[RemoteFile]:
     """Return the files that an agent lists.
 
-    Raises RemoteError for an invalid list, and for a path that leads out of the run. `is_fetched_link` checks
-    the targets of links: W&B creates a link to its cache in every run.
+    Raises RemoteError for an invalid list, and for a path outside of the run directory. It does not check the
+    targets of links, because W&B creates a link to its cache in every run; `is_fetched_link` checks them.
     """
     if not isinstance(files, list) or len(files) > MAX_FILES:
         raise RemoteError(
@@ -71,7 +71,7 @@ def parse_listing(files: Any) -> list[RemoteFile]:
                 f"the remote machine lists {one.path[:200]!r}, which is outside of the run",
                 code="BK-REMOTE-TRANSFER",
             )
-        found[one.path] = one  # a name that is listed twice is one file
+        found[one.path] = one  # a path that is listed twice counts once
     return list(found.values())
 
 
@@ -79,8 +79,8 @@ def parse_listing(files: Any) -> list[RemoteFile]:
 class Mirror:
     """The local copy of a remote run, in `folder`.
 
-    Files in `own` were sent from here and are not fetched. `tell` gets a line for each checkpoint that has
-    arrived.
+    Files in `own` were sent from this machine and are not downloaded. `tell` gets a line for each downloaded
+    checkpoint.
     """
 
     folder: Path
@@ -95,9 +95,9 @@ class Mirror:
     async def update(
         self, files: Sequence[RemoteFile], request: AgentRequest, *, final: bool = False
     ) -> None:
-        """Fetch the newest complete checkpoint, records and logs.
+        """Download the newest complete checkpoint, and new content of records and logs.
 
-        If `final`, also fetch older checkpoints, the newest weights, and large files.
+        If `final`, also download older checkpoints, the newest weights, and large files.
         """
         files = self._admitted(files)
         plain = [one for one in files if one.path.split("/")[0] not in _STEPS]
@@ -105,7 +105,7 @@ class Mirror:
             try:
                 await self._fetch(one, request, final=final)
             except FileNotFoundError:
-                continue  # deleted there meanwhile
+                continue  # the run has deleted the file since it was listed
         for folder in self._wanted_steps(files, final=final):
             try:
                 await self._fetch_step(folder, [f for f in files if f.path.startswith(f"{folder}/")], request)
@@ -114,11 +114,14 @@ class Mirror:
         self._prune(files)
 
     def _admitted(self, files: Sequence[RemoteFile]) -> list[RemoteFile]:
-        """Return the files to fetch, and report the number left. Raises RemoteError if the disk is full."""
-        home = [one for one in files if _is_welcome(one)]
+        """Return the files whose names are accepted, and report how many other files exist.
+
+        Raises RemoteError if the local disk has too little space.
+        """
+        home = [one for one in files if _is_accepted(one)]
         left = len(files) - len(home)
         if left > self._left:
-            names = ", ".join(repr(one.path[:80]) for one in files if not _is_welcome(one))
+            names = ", ".join(repr(one.path[:80]) for one in files if not _is_accepted(one))
             self.tell(f"{left} files are not downloaded, because of their names: {names[:300]}")
             self._left = left
         missing = sum(one.size - _size(self.folder / one.path) for one in home)
@@ -153,10 +156,10 @@ class Mirror:
         self._whole[one.path] = (one.size, one.changed)
 
     def _wanted_steps(self, files: Sequence[RemoteFile], *, final: bool) -> list[str]:
-        """Return the `checkpoints/step_N` to fetch, newest first.
+        """Return the folders `checkpoints/step_N` to download, newest first.
 
-        They are committed on the remote machine and missing on this one. Unless `final`, return only the
-        newest. If `final`, also return the newest weights.
+        These are complete checkpoints that are missing on this machine. Unless `final`, return only the
+        newest checkpoint. If `final`, also return the folder of the newest weights.
         """
         committed = {
             one.path.rpartition("/")[0]: one.changed
@@ -172,10 +175,10 @@ class Mirror:
         return [*wanted, *sorted(weights, key=_step_of)[-1:]]
 
     async def _fetch_step(self, name: str, files: Sequence[RemoteFile], request: AgentRequest) -> None:
-        """Fetch a folder under a temporary name, verify it, and rename it."""
+        """Download a folder under a temporary name, verify its checkpoint, and rename the folder."""
         target = self.folder / name
         commit = next((one for one in files if one.path == f"{name}/{COMMITTED}"), None)
-        if commit is not None and await _is_here(target, commit, request):
+        if commit is not None and await _has_arrived(target, commit, request):
             self._steps[name] = commit.changed
             return
         incoming = target.with_name(f".{target.name}-incoming.tmp-{os.getpid()}")
@@ -195,10 +198,10 @@ class Mirror:
             shutil.rmtree(incoming, ignore_errors=True)
         if commit is not None:
             self._steps[name] = commit.changed
-            self.tell(f"{target} is here")
+            self.tell(f"Downloaded {target}")
 
     def _prune(self, files: Sequence[RemoteFile]) -> None:
-        """Delete fetched checkpoints that the run has deleted, except the newest."""
+        """Delete local checkpoints that the run has deleted. If it has deleted all, keep them."""
         there = {"/".join(one.path.split("/")[:2]) for one in files}
         gone = [name for name in self._steps if name not in there]
         if len(gone) < len(self._steps):
@@ -212,7 +215,7 @@ async def append_missing(
 ) -> None:
     """Append new content of a remote file to its local copy.
 
-    A file that became shorter is fetched again. `show` gets each new piece.
+    If the remote file became shorter, the whole file is downloaded again. `show` gets each new piece.
     """
     here = target.stat().st_size if target.exists() else 0
     if here == size and target.exists():
@@ -225,7 +228,7 @@ async def append_missing(
         while here < size:
             _, content = await request("read", path=path, offset=here, length=min(CHUNK_BYTES, size - here))
             if not content:
-                return  # it became shorter meanwhile
+                return  # the remote file became shorter since it was listed
             file.write(content)
             file.flush()
             show(content)
@@ -233,15 +236,15 @@ async def append_missing(
 
 
 async def _fetch_whole(target: Path, one: RemoteFile, request: AgentRequest) -> None:
-    """Fetch a file under a temporary name, and rename it."""
+    """Download a file under a temporary name, and rename it."""
     part = target.with_name(f".{target.name}.tmp-{os.getpid()}")
     part.unlink(missing_ok=True)
     await append_missing(part, one.path, one.size, request)
     part.replace(target)
 
 
-async def _is_here(target: Path, commit: RemoteFile, request: AgentRequest) -> bool:
-    """Return True if this checkpoint has already arrived."""
+async def _has_arrived(target: Path, commit: RemoteFile, request: AgentRequest) -> bool:
+    """Return True if the local folder `target` has the remote checkpoint of `commit`."""
     try:
         _, content = await request("read", path=commit.path, offset=0, length=CHUNK_BYTES)
         return (target / COMMITTED).read_bytes() == content
@@ -254,7 +257,7 @@ def _move(source: Path, target: Path) -> None:
         entry.replace(target / entry.name)
 
 
-def _is_welcome(one: RemoteFile) -> bool:
+def _is_accepted(one: RemoteFile) -> bool:
     return is_fetched_file(one.path) if one.link is None else is_fetched_link(one.path, one.link)
 
 

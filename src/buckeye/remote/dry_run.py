@@ -1,4 +1,4 @@
-"""`rl --provider ... --dry-run`: show what would be ordered and sent, without an order."""
+"""`rl --provider ... --dry-run`: show the machine and the files for a remote run, without an order."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ from buckeye.remote.rental import host_target
 from buckeye.remote.start_check import obstacles
 from buckeye.run_files.directory import check_unused
 
-_MOST_FILES = 20
+_MAX_SHOWN_FILES = 20
 
 
 def describe_remote_run(
     config_path: Path, config: RLConfig, request: RemoteRequest, *, resume: bool, text: str | None = None
 ) -> tuple[str, list[str], list[str]]:
-    """Return the machine with its current price and the files to send, obstacles, and warnings.
+    """Return a description of the remote run, the reasons why it cannot start, and warnings.
 
-    The obstacles include those of `start_check`. `text` is the content of a configuration file that is not
-    written yet. Raises UsageError for a project that cannot be sent.
+    The description has the machine with its current price, and the files to send. The reasons include the
+    failed checks of `start_check`. `text` is the content of a configuration file that is not written yet.
+    Raises UsageError for a project that cannot be sent.
     """
     check_installed()
     project = make_project(config, config_path, resume=resume)
@@ -73,7 +74,7 @@ def _machine_text(project: Project, request: RemoteRequest) -> str:
 def _sent_text(project: Project) -> str:
     manifest = project.manifest
     sizes = {name: path.stat().st_size for name, path in manifest.files.items()}
-    largest = sorted(sizes, key=lambda name: (-sizes[name], name))[:_MOST_FILES]
+    largest = sorted(sizes, key=lambda name: (-sizes[name], name))[:_MAX_SHOWN_FILES]
     lines = [f"would be sent: {counted(len(sizes), 'file')}, {human_bytes(manifest.size)}, of {project.root}"]
     lines += [f"  {human_bytes(sizes[name]):>9}  {name}" for name in largest]
     if len(sizes) > len(largest):

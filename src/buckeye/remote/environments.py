@@ -1,8 +1,9 @@
-"""Environments that another machine must install for a run, and how they get there.
+"""Find the environments that another machine must install for a run.
 
-An environment installed here is sent as a wheel, so that the same code runs there. It gets its own
-interpreter, with the exact versions of this machine. If it was written for Buckeye and is imported by it, it
-is installed into Buckeye's environment. An environment that is only on the hub is installed from there.
+An environment that is installed on this machine is sent as a wheel, so that the other machine runs the same
+code. The other machine installs it into a separate virtual environment, with the package versions of this
+machine. If Buckeye imports the environment into its own process, the other machine installs it next to
+Buckeye. An environment that is not installed on this machine is installed from the hub.
 """
 
 from __future__ import annotations
@@ -39,16 +40,16 @@ _BUILD_SECONDS = 600.0
 _NOT_PACKED = ("RECORD", "INSTALLER", "REQUESTED", "direct_url.json")
 _WHEEL = "WHEEL"
 _PURE = "Root-Is-Purelib: true"
-_TIME = (2020, 1, 1, 0, 0, 0)  # fixed, so that equal files give equal bytes
+_TIME = (2020, 1, 1, 0, 0, 0)  # equal files must give an equal wheel, so all files get this time
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NeededEnvironment:
-    """An environment to install.
+    """An environment that the other machine must install.
 
     `what` is an id for `buckeye env install`, or the file name of the `wheel`. `lock` has the versions of its
-    dependencies on this machine. With `in_buckeye_venv`, Buckeye itself imports it, and `what` is a pip
-    argument.
+    dependencies on this machine. With `in_buckeye_venv`, Buckeye imports the environment into its own
+    process, and `what` is an argument of `pip install`.
     """
 
     what: str
@@ -58,10 +59,10 @@ class NeededEnvironment:
 
 
 def needed_environments(envs: Iterable[EnvConfig]) -> tuple[NeededEnvironment, ...]:
-    """Return the environments that must be installed for these.
+    """Return the environments among `envs` that the other machine must install.
 
-    Files and folders of the project are sent with it and need no installation. Neither do environments with a
-    configured interpreter.
+    An environment in a file or folder of the project needs no installation, because the project is sent. An
+    environment with a configured interpreter needs none, either.
 
     Raises UsageError for an environment that the other machine could not find, and RemoteError if its wheel
     cannot be built.
@@ -104,7 +105,7 @@ def _needed(env_id: str) -> NeededEnvironment | None:
 
 
 def _announced(env_id: str) -> metadata.Distribution | None:
-    """Return the distribution in this interpreter that has an entry point with this environment's name."""
+    """Return the distribution in this interpreter that registers the environment as an entry point."""
     name = env_id.partition("@")[0].rpartition("/")[2]
     for entry in metadata.entry_points(group=ENTRY_POINT_GROUP):
         if canonicalize_name(entry.name) == canonicalize_name(name):
@@ -113,7 +114,7 @@ def _announced(env_id: str) -> metadata.Distribution | None:
 
 
 def _importable(env_id: str) -> metadata.Distribution | None:
-    """Return the distribution with this name in this interpreter, if its module can be imported."""
+    """Return the distribution in this interpreter with the name of the environment, if it can be imported."""
     wanted = EnvironmentId.parse(env_id)
     try:
         return metadata.distribution(wanted.name) if find_spec(wanted.module) is not None else None
@@ -131,8 +132,8 @@ def _of_installed(environment: InstalledEnvironment) -> NeededEnvironment:
 def build_wheel(distribution: metadata.Distribution) -> tuple[str, bytes] | None:
     """Return the file name and content of a wheel with the code of an installed distribution.
 
-    Returns None for a distribution with parts for one kind of machine. Raises RemoteError if it must be
-    built, as an editable installation, and the build fails.
+    Returns None for a distribution with compiled code. For an editable installation, build the wheel from its
+    project; raises RemoteError if the build fails.
     """
     folder = _editable(distribution)
     if folder is not None:
@@ -144,7 +145,7 @@ def build_wheel(distribution: metadata.Distribution) -> tuple[str, bytes] | None
 
 
 def _editable(distribution: metadata.Distribution) -> Path | None:
-    """Return the project folder of an editable installation, else None."""
+    """Return the project folder of an editable installation, or None for other installations."""
     origin = json.loads(distribution.read_text("direct_url.json") or "{}")
     if not origin.get("dir_info", {}).get("editable"):
         return None
@@ -169,7 +170,7 @@ def _built(folder: Path) -> tuple[str, bytes]:
 
 
 def _files(distribution: metadata.Distribution) -> Iterator[tuple[str, bytes]]:
-    """Yield the files of a distribution, except programs, caches, and records of the installer."""
+    """Yield the files of a distribution, except scripts, caches, and records of the installer."""
     for path in distribution.files or ():
         if ".." in path.parts or path.suffix == ".pyc" or path.name in _NOT_PACKED:
             continue
@@ -177,7 +178,7 @@ def _files(distribution: metadata.Distribution) -> Iterator[tuple[str, bytes]]:
 
 
 def _packed(files: dict[str, bytes]) -> bytes:
-    """Return a wheel of these files, with its RECORD."""
+    """Return a wheel of these files, with a file RECORD that lists their hashes."""
     info = next(name.partition("/")[0] for name in files if name.endswith(".dist-info/METADATA"))
     record = "".join(f"{name},sha256={_hash(content)},{len(content)}\n" for name, content in files.items())
     buffer = io.BytesIO()

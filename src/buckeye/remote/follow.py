@@ -1,4 +1,4 @@
-"""Download of the output and files of a remote job, across lost connections."""
+"""Download the output and files of a remote job, and reconnect if the connection is lost."""
 
 from __future__ import annotations
 
@@ -21,20 +21,21 @@ from buckeye.run_files.known_runs import RemoteJob
 REMOTE_LOG = "remote.log"
 """File next to `remote.json` with the output of the remote run."""
 
-_LOOK_SECONDS = 1.0
+_POLL_SECONDS = 1.0
 _PULL_SECONDS = 5.0
-_PATIENCE = 2 * 3600.0
-_VANISHED_LOOKS = 3
+_RECONNECT_SECONDS = 2 * 3600.0
+_MAX_VANISHED = 3
 _START_SECONDS = 60.0
 _TELL_SECONDS = 15.0
-_MOST_LOG_BYTES = 2**30
+_MAX_LOG_BYTES = 2**30
 
 
 class Follower:
-    """Follows one job.
+    """Follows one job until it ends.
 
-    Its output is appended to `remote.log` in `output_dir`, and printed on `screen`; output that is in the log
-    already is not printed again. The files that the job writes are copied into `output_dir`.
+    The follower appends new output of the job to `remote.log` in `output_dir`, and prints it on `screen`.
+    Output that is already in the log is not printed again. The follower downloads the files of the job into
+    `output_dir`.
     """
 
     def __init__(
@@ -51,36 +52,37 @@ class Follower:
         self._mirror = Mirror(output_dir, job.sent, tell, str(link.target))
         self._told_log = False
         self.stop = asyncio.Event()
-        """Set this to request the job to end with a checkpoint."""
+        """Set this event to request a checkpoint and the end of the job."""
 
     async def until_end(self) -> int:
-        """Return the exit code of the job once all its output and files are downloaded.
+        """Wait until the job has ended, download its output and files, and return its exit code.
 
-        Raises RemoteError if the job has vanished, or is unreachable for two hours.
+        Raises RemoteError if the job ended without an exit code, or if the machine is unreachable for two
+        hours.
         """
         pulling = asyncio.create_task(self._keep_pulling())
         try:
-            code = await self._through_cuts(self._follow)
+            code = await self._with_reconnects(self._follow)
         finally:
             pulling.cancel()
             await asyncio.gather(pulling, return_exceptions=True)
         self._tell("The remote run has ended. Downloading the remaining files ...")
-        await self._through_cuts(self._pull_all)
+        await self._with_reconnects(self._pull_all)
         return code
 
-    async def _through_cuts(self, work: Callable[[AgentClient], Any]) -> Any:
-        """Run `work` with an agent; reconnect and repeat it until no connection loss interrupts it."""
+    async def _with_reconnects(self, work: Callable[[AgentClient], Any]) -> Any:
+        """Run `work` with an agent. If the connection is lost, reconnect and run `work` again."""
         while True:
             try:
-                await self._link.connect(timeout=_PATIENCE)
+                await self._link.connect(timeout=_RECONNECT_SECONDS)
                 async with open_agent(self._link, self._job) as asked:
                     return await work(asked)
             except LostConnectionError as error:
                 self._tell(f"{error.message}; retrying, the remote run continues")
 
     async def _follow(self, asked: AgentClient) -> int:
-        """Print the output until the job is over, and return its exit code."""
-        silent, began, asked_to_stop = 0, time.monotonic(), 0.0
+        """Print the output of the job until it ends, and return its exit code."""
+        vanished, began, stopped_at = 0, time.monotonic(), 0.0
         told = 0.0
         while True:
             look, _ = await asked.request("look")
@@ -88,31 +90,31 @@ class Follower:
             if look["code"] is not None:
                 return int(look["code"])
             lost = look["started"] or time.monotonic() - began > _START_SECONDS
-            silent = silent + 1 if lost and not look["running"] else 0
-            if silent >= _VANISHED_LOOKS:
+            vanished = vanished + 1 if lost and not look["running"] else 0
+            if vanished >= _MAX_VANISHED:
                 raise RemoteError(
                     f"the run on {self._link.target} ended without a report: it was killed, or the machine "
                     f"restarted. {printable(str(look['ended_by'] or ''))[:1000]}".strip(),
                     code="BK-REMOTE-JOB",
                 )
             now = time.monotonic()
-            if self.stop.is_set() and look["running"] and not asked_to_stop:
+            if self.stop.is_set() and look["running"] and not stopped_at:
                 await asked.request("stop")
-                asked_to_stop = told = now
-            if asked_to_stop and now - told > _TELL_SECONDS:
+                stopped_at = told = now
+            if stopped_at and now - told > _TELL_SECONDS:
                 self._tell(
-                    f"Waiting for the remote run to write a checkpoint and end ({now - asked_to_stop:.0f} s)"
+                    f"Waiting for the remote run to write a checkpoint and end ({now - stopped_at:.0f} s)"
                 )
                 told = now
-            await asyncio.sleep(_LOOK_SECONDS)
+            await asyncio.sleep(_POLL_SECONDS)
 
     async def _print(self, asked: AgentClient, size: int) -> None:
         """Append new output to the local log and to the screen."""
-        await append_missing(self._log, JOB_LOG, min(size, _MOST_LOG_BYTES), asked.request, self._show)
-        if size > _MOST_LOG_BYTES and not self._told_log:
+        await append_missing(self._log, JOB_LOG, min(size, _MAX_LOG_BYTES), asked.request, self._show)
+        if size > _MAX_LOG_BYTES and not self._told_log:
             self._told_log = True
             self._tell(
-                f"The remote run has printed more than {human_bytes(_MOST_LOG_BYTES)}: the rest is not shown"
+                f"The remote run has printed more than {human_bytes(_MAX_LOG_BYTES)}: the rest is not shown"
             )
 
     def _show(self, content: bytes) -> None:
@@ -122,12 +124,13 @@ class Follower:
     async def _keep_pulling(self) -> None:
         """Download new files until cancelled.
 
-        If they cannot be written on this machine, report it and retry: the remote run is not affected.
+        If a file cannot be written on this machine, report the error and retry. The remote run is not
+        affected.
         """
         told = ""
         while True:
             try:
-                await self._through_cuts(self._pull)
+                await self._with_reconnects(self._pull)
             except (OSError, RemoteError) as error:
                 if str(error) != told:
                     self._tell(f"warning: not all files are downloaded yet: {error}")

@@ -1,4 +1,4 @@
-"""The existing pods, from the ledger and from the provider."""
+"""List the pods that have not ended, from the ledger and from the provider, and end a pod."""
 
 from __future__ import annotations
 
@@ -15,9 +15,12 @@ from buckeye.remote.providers.prime import PrimeProvider
 from buckeye.remote.teardown import end_pod
 
 Care = Literal["run", "kept", "nobody", "unknown"]
-"""Party that will end a pod: the `run` on it, the user who has `kept` it, or `nobody`.
+"""Party that must end a pod.
 
-`unknown`: the pod is not in the ledger, so it may belong to another user.
+- `run`: the local process that supervises the run on the pod ends the pod.
+- `kept`: the user started the run with `--keep`, and ends the pod.
+- `nobody`: the supervising process has ended, so the user must end the pod.
+- `unknown`: the pod is not in the ledger, so it may belong to another user.
 """
 
 _SHORTEST = 4
@@ -25,7 +28,7 @@ _SHORTEST = 4
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OpenPod:
-    """A pod that is not known to have ended. `state` and `ssh` are the provider's current values."""
+    """A pod that has not ended as far as the ledger shows. `state` and `ssh` come from the provider."""
 
     entry: PodEntry
     care: Care
@@ -34,18 +37,21 @@ class OpenPod:
 
     @property
     def may_cost(self) -> bool:
-        """True if the pod can still cost money."""
+        """True if the pod may still cost money."""
         return self.state not in ("gone", "never made")
 
 
 def list_open_pods(provider: PrimeProvider, ledger: Ledger) -> list[OpenPod]:
-    """Return every pod in the ledger or at the provider that has not ended. Raises RemoteError."""
+    """Return every pod in the ledger or at the provider that has not ended.
+
+    Raises RemoteError if the provider does not respond.
+    """
     there = provider.pods()
     entries = [e for e in ledger.entries() if e.ended is None and e.provider == provider.name]
     known = {entry.pod_id for entry in entries} | {entry.name for entry in entries}
     seen = [_seen(provider, ledger, entry, there) for entry in entries]
-    strangers = [pod for pod in there if pod.id not in known and pod.name not in known]
-    for pod in strangers:
+    unknown_pods = [pod for pod in there if pod.id not in known and pod.name not in known]
+    for pod in unknown_pods:
         status = provider.status(pod.id)
         entry = _entry_of(pod, provider.name, status.price_per_hour)
         seen.append(OpenPod(entry=entry, care="unknown", state=status.state, ssh=tuple(map(str, status.ssh))))
@@ -53,7 +59,10 @@ def list_open_pods(provider: PrimeProvider, ledger: Ledger) -> list[OpenPod]:
 
 
 def find_pod(pods: Sequence[OpenPod], word: str) -> OpenPod:
-    """Return the pod with this name, or whose id or run id begins with `word`. Raises UsageError."""
+    """Return the pod with the name `word`, or whose id or run id begins with `word`.
+
+    Raises UsageError if no pod or several pods match.
+    """
     matches = [pod for pod in pods if pod.entry.name == word]
     if not matches and len(word) >= _SHORTEST:
         matches = [
@@ -80,9 +89,10 @@ def end_open_pod(
     outcome: str,
     tell: Callable[[str], None],
 ) -> PodEntry:
-    """End a pod, or record that it has ended already.
+    """End a pod, or record that it has already ended.
 
-    Raises RemoteError, and KeyboardInterrupt if Ctrl-C was pressed, even if the pod has ended.
+    Raises RemoteError if the end is not confirmed. Raises KeyboardInterrupt if Ctrl-C was pressed, also if
+    the pod has ended.
     """
     if not pod.may_cost:
         return ledger.end(pod.entry, outcome=pod.state)
@@ -96,7 +106,7 @@ def _seen(provider: PrimeProvider, ledger: Ledger, entry: PodEntry, there: Seque
     care: Care = "run" if ledger.is_supervised(entry.name) else "kept" if entry.keep else "nobody"
     pod_id = entry.pod_id or next((pod.id for pod in there if pod.name == entry.name), None)
     if pod_id is None:
-        # An order may be in progress as long as the process that placed it is alive.
+        # while the process that placed the order is alive, the order may still create the pod
         return OpenPod(entry=entry, care=care, state="starting" if care == "run" else "never made")
     status = provider.status(pod_id)
     entry = dataclasses.replace(entry, pod_id=pod_id)
@@ -104,7 +114,7 @@ def _seen(provider: PrimeProvider, ledger: Ledger, entry: PodEntry, there: Seque
 
 
 def _entry_of(pod: Pod, provider: str, price: float | None) -> PodEntry:
-    """Return an entry for a pod that is not in the ledger, from the provider's data."""
+    """Return an entry for a pod that is not in the ledger, from the data of the provider."""
     return PodEntry(
         name=pod.name,
         run_id=pod.name.removeprefix(NAME_PREFIX).partition("-")[0],

@@ -1,4 +1,4 @@
-"""A job on another machine: create it, start it once, and query it."""
+"""Create and start a job on another machine, and send it requests. A job is one start of `rl`."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ async def remote_home(link: SshConnection) -> str:
 
 
 async def prepare(link: SshConnection, job: RemoteJob, settings: Mapping[str, Any]) -> None:
-    """Create the folder of a job, readable only by its user, and write its settings."""
+    """Create the folder of a job, which only its user can read, and write `settings` to `job.json`."""
     script = 'umask 077; mkdir -p "$1" && cat > "$1/.job.json.new" && mv "$1/.job.json.new" "$1/job.json"'
     await _must(link, ["sh", "-c", script, "sh", job.folder], json.dumps(settings).encode())
 
@@ -73,10 +73,10 @@ async def prepare(link: SshConnection, job: RemoteJob, settings: Mapping[str, An
 async def start(link: SshConnection, job: RemoteJob, secrets: Mapping[str, str]) -> None:
     """Start a job, unless it was started before.
 
-    The keys are sent through standard input into a file that only the job's user can read; the job deletes it
-    once it has read it. A single remote program stores the keys and starts the job, and continues if the
-    connection is lost. So keys are never stored without a job that deletes them. Raises RemoteError if the
-    keys arrive incomplete. They are then deleted.
+    One remote program reads the keys from its standard input, writes them to a file that only the user of the
+    job can read, and starts the job. The job reads the file and deletes it. The program continues if the
+    connection is lost, so the keys are never stored without a job that deletes them. If the keys arrive
+    incomplete, the program deletes them, and RemoteError is raised.
     """
     keys = json.dumps(secrets).encode()
     wrapper = shlex.join([job.python, "-m", "buckeye.remote.pod.wrapper", job.folder])
@@ -90,7 +90,7 @@ async def start(link: SshConnection, job: RemoteJob, secrets: Mapping[str, str])
 
 
 async def forget_secrets(link: SshConnection, job: RemoteJob) -> None:
-    """Delete the keys if the job has not done so."""
+    """Delete the file with the keys, if the job has not deleted it."""
     await _must(link, ["rm", "-f", f"{job.folder}/env"])
 
 
@@ -101,7 +101,10 @@ async def _must(link: SshConnection, argv: list[str], data: bytes = b"") -> None
 
 
 async def read_answer(stdout: Any, *, longest: int = 0) -> tuple[dict[str, Any], bytes]:
-    """Return the object and the bytes of an answer. Raises ValueError for more than `longest` bytes."""
+    """Read a response, and return its JSON object and its bytes.
+
+    Raises ValueError for more than `longest` bytes.
+    """
     lengths = await stdout.readexactly(16)
     words_size, size = int(lengths[:8], 16), int(lengths[8:], 16)
     if words_size > _MAX_WORDS or size > longest:
@@ -113,16 +116,16 @@ async def read_answer(stdout: Any, *, longest: int = 0) -> tuple[dict[str, Any],
 
 
 class AgentClient:
-    """An agent on the other machine, which answers one request at a time."""
+    """Client of an agent on the other machine. The agent handles one request at a time."""
 
     def __init__(self, link: SshConnection, process: Any) -> None:
         self._link, self._process = link, process
 
     async def request(self, question: str, **words: Any) -> tuple[dict[str, Any], bytes]:
-        """Return the agent's answer, and the bytes that it sends.
+        """Send a request, and return the JSON object and the bytes of the response.
 
-        Raises LostConnectionError without an answer, FileNotFoundError for a deleted file, and RemoteError
-        for a request that fails.
+        Raises LostConnectionError without a response, FileNotFoundError for a deleted file, and RemoteError
+        if the request fails.
         """
         process = self._process
         try:
@@ -147,16 +150,16 @@ class AgentClient:
         return said, content
 
     async def _ended(self, error: BaseException) -> RemoteError:
-        """Return the exception for an agent that has ended."""
+        """Return the exception to raise after the agent has ended."""
         words = (await self._process.stderr.read()).decode(errors="replace").strip().splitlines()
         if (self._process.exit_status or 0) > 0 and words:
             return RemoteError(f"{self._link.target}: {words[-1]}", code="BK-REMOTE-JOB")
-        self._link.close()  # also if the agent was killed, because the machine may be shutting down
+        self._link.close()  # the agent may have been killed because the machine shuts down: reconnect
         return LostConnectionError(f"the connection to {self._link.target} was lost: {error}")
 
 
 @asynccontextmanager
 async def open_agent(link: SshConnection, job: RemoteJob) -> AsyncIterator[AgentClient]:
-    """Yield an agent for requests about a job, as long as the connection lasts."""
+    """Start an agent for requests about a job, and yield its client."""
     async with link.program([job.python, "-m", "buckeye.remote.pod.agent", job.folder]) as process:
         yield AgentClient(link, process)

@@ -1,7 +1,7 @@
-"""The ledger: one file per pod of this user, written before the pod is ordered, so that no pod is forgotten.
+"""The ledger of pods: one file `NAME.json` per pod of this user.
 
-Next to `NAME.json` are `NAME.lock`, locked by the process that supervises the pod, and `NAME.known_hosts`
-with the keys of its ssh server.
+The file is written before the pod is ordered, so that no pod is forgotten. The process that supervises the
+pod locks `NAME.lock`. `NAME.known_hosts` has the host keys of the ssh server of the pod.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ _SECONDS_AN_HOUR = 3600.0
 class PodEntry:
     """The record of one pod. Times are in seconds since the epoch.
 
-    Without `pod_id` it is unknown if the pod was created; the provider must be queried by name. `ended` is
-    when its end was confirmed, or when it was found to be gone. `expires` is when `max_hours` are over.
+    Without `pod_id`, it is unknown whether the order created the pod; search for its name at the provider.
+    `ended` is the time when the provider confirmed the end of the pod, or did not know the pod any more.
+    `expires` is the time when `max_hours` have passed.
     """
 
     name: str
@@ -48,11 +49,11 @@ class PodEntry:
     outcome: str | None = None
 
     def hours(self, now: float) -> float:
-        """Return the billed hours so far, from the order on."""
+        """Return the hours from the order to the end of the pod, or to `now`."""
         return max(0.0, (self.ended if self.ended is not None else now) - self.ordered) / _SECONDS_AN_HOUR
 
     def cost(self, now: float) -> float:
-        """Return the cost in US dollars at the confirmed price; 0 if the pod was never created."""
+        """Return the cost in US dollars at the confirmed price, or 0 if the pod was never created."""
         made = self.pod_id is not None or self.ended is None
         return self.hours(now) * self.price_per_hour if made else 0.0
 
@@ -64,7 +65,7 @@ class Ledger:
         self.folder = home_folder() / "pods"
 
     def write(self, entry: PodEntry) -> PodEntry:
-        """Record a pod durably."""
+        """Write the record of a pod to disk."""
         write_struct(self._file(entry.name, "json"), entry)
         return entry
 
@@ -73,9 +74,9 @@ class Ledger:
         return read_struct(self._file(name, "json"), PodEntry, hint="`buckeye rl pods gc` asks the provider")
 
     def entries(self) -> list[PodEntry]:
-        """Return all pods, oldest first.
+        """Return the records of all pods, oldest first.
 
-        A damaged file is skipped with a warning; its pod can still be found at the provider by name.
+        A damaged file is skipped with a warning. The provider still lists its pod by name.
         """
         found = []
         for path in sorted(self.folder.glob("*.json")):
@@ -86,9 +87,9 @@ class Ledger:
         return sorted(found, key=lambda entry: entry.ordered)
 
     def end(self, entry: PodEntry, *, outcome: str) -> PodEntry:
-        """Record the end of a pod, and delete its ssh host keys, because addresses are reused.
+        """Record the end of a pod, and delete its ssh host keys, because another pod may get its address.
 
-        A write error is only a warning, because the pod is gone anyway.
+        A write error is only a warning, because the pod has ended.
         """
         ended = dataclasses.replace(entry, ended=time.time(), outcome=outcome)
         try:
@@ -100,7 +101,7 @@ class Ledger:
         return ended
 
     def known_hosts(self, name: str) -> Path:
-        """Return the path of the file with the keys of a pod's ssh server."""
+        """Return the path of the file with the ssh host keys of a pod."""
         return self._file(name, "known_hosts")
 
     def is_supervised(self, name: str) -> bool:
@@ -109,7 +110,7 @@ class Ledger:
 
     @contextmanager
     def mark_supervised(self, name: str) -> Iterator[None]:
-        """Hold a pod's lock during the block. Raises RemoteError if another process holds it."""
+        """Hold the lock of a pod during the block. Raises RemoteError if another process holds the lock."""
         path = self._file(name, "lock")
         handle = try_lock(path)
         if handle is None:

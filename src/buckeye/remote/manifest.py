@@ -1,4 +1,4 @@
-"""The files of a project that are sent to another machine, with the SHA-256 of their content."""
+"""List the files of a project to send to another machine, with the SHA-256 of their content."""
 
 from __future__ import annotations
 
@@ -36,16 +36,19 @@ _LEFT_OUT = (
     "id_ecdsa",
     "id_ed25519",
 )
-"""Never sent unless the configuration names it: version control, keys, generated files, runs."""
+"""Patterns of files that are not sent unless the configuration names them.
+
+They match version control, keys, generated files and runs.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The content of a project to send.
+    """The content of a project to send. The keys are paths relative to the project, with slashes.
 
-    `files`: path relative to the project, with slashes -> local path. `links`: path -> target of a symbolic
-    link. `folders` are empty folders within required ones. `outside` are links out of the project, which are
-    not sent.
+    `files` maps each path to a local file, and `links` maps each path to the target of a symbolic link.
+    `folders` are empty folders in required folders. `outside` are links to files outside of the project,
+    which are not sent.
     """
 
     files: dict[str, Path] = field(default_factory=dict)
@@ -54,7 +57,7 @@ class Manifest:
     outside: list[str] = field(default_factory=list)
 
     def digests(self) -> dict[str, str]:
-        """Return path -> SHA-256 of the content, followed by `x` if the file is executable."""
+        """Return the SHA-256 of each file by path, with `x` at the end if the file is executable."""
         return {
             name: sha256_file(path) + ("x" if os.access(path, os.X_OK) else "")
             for name, path in self.files.items()
@@ -71,8 +74,9 @@ def project_manifest(
 ) -> Manifest:
     """Return the files under `root` to send, and all of `needed`.
 
-    Leaves out matches of `.gitignore` files and of the built-in list, and the folders `skipped`. No rule
-    applies to `needed`. Raises UsageError, with the largest folders, if the project is too large.
+    The manifest leaves out matches of `.gitignore` files and of the built-in list, and the folders `skipped`.
+    Files in `needed` are always sent. Raises UsageError, with the largest folders, if the project is too
+    large.
     """
     found = Manifest()
     folders = {path.resolve() for path in skipped}
@@ -86,7 +90,10 @@ def project_manifest(
 
 
 def _need(found: Manifest, root: Path, one: Path, whole: Path) -> None:
-    """Add a required file, link or empty folder; a link stays a link if its target is within `whole`."""
+    """Add a required file, link or empty folder.
+
+    A link is sent as a link if its target is in `whole`, and as a file otherwise.
+    """
     if one.is_symlink() and one.resolve().is_relative_to(whole.resolve()):
         found.links[_name(root, one)] = os.readlink(one)
     elif one.is_file():

@@ -1,4 +1,4 @@
-"""Offers that fit a request: filter, sort by price, and show them."""
+"""Filter the offers of a provider by the request of the user, sort them by price, and show them."""
 
 from __future__ import annotations
 
@@ -16,14 +16,17 @@ from buckeye.remote.providers.prime import PrimeProvider
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FittingOffers:
-    """The offers that fit, cheapest first, and the number of others by reason."""
+    """The offers that fit a request, cheapest first, and the number of other offers by reason."""
 
     offers: tuple[Offer, ...]
     left_out: Counter[str]
 
 
 def find_offers(provider: PrimeProvider, request: RemoteRequest, *, disk_gb: int) -> FittingOffers:
-    """Return the provider's current offers that fit. Raises RemoteError, with reasons, if none does."""
+    """Return the current offers of the provider that fit the request.
+
+    Raises RemoteError, with the reasons, if no offer fits.
+    """
     gpus = request.gpus
     if gpus is None or not gpus.type:
         raise UsageError(
@@ -41,7 +44,7 @@ def find_offers(provider: PrimeProvider, request: RemoteRequest, *, disk_gb: int
 
 
 def confirm_price(offer: Offer) -> bool:
-    """Ask on the terminal if this offer is to be rented. Raises UsageError without a terminal."""
+    """Ask the user on the terminal whether to rent this offer. Raises UsageError without a terminal."""
     if not sys.stdin.isatty():
         raise UsageError(
             f"cannot ask for confirmation of the price, {price_text(offer)}: not a terminal",
@@ -58,7 +61,7 @@ def price_text(offer: Offer) -> str:
 
 
 def offer_table(offers: Sequence[Offer], *, limit: int = 10) -> str:
-    """Return offers as aligned text."""
+    """Return the first `limit` offers as an aligned table."""
     rows = [("", "GPUs", "$/h", "from", "region", "place", "disk", "socket", "security")]
     for number, offer in enumerate(offers[:limit], 1):
         rows.append(
@@ -76,17 +79,17 @@ def offer_table(offers: Sequence[Offer], *, limit: int = 10) -> str:
         )
     lines = [align_columns(rows)]
     if len(offers) > limit:
-        lines.append(f"({len(offers) - limit} more, which cost more)")
+        lines.append(f"({len(offers) - limit} more offers, at the same or a higher price)")
     return "\n".join(lines)
 
 
 def left_out_text(left_out: Counter[str]) -> str:
-    """Return the counts by reason, such as `3 are not in stock; 1 is in EU`; "" if all offers fit."""
+    """Return the number of offers by reason, such as `3 is not in stock; 1 is in EU`, or "" without any."""
     return "; ".join(f"{count} {reason}" for reason, count in left_out.most_common())
 
 
 def _reason(offer: Offer, gpus: GpuSpec, request: RemoteRequest) -> str | None:
-    """Return the reason why an offer does not fit, or None if it does."""
+    """Return the reason why an offer does not fit the request, or None if it fits."""
     if offer.gpus.type != gpus.type:
         return f"has {offer.gpus.type}"
     if offer.gpus.count != gpus.count:
@@ -124,7 +127,7 @@ def _nothing_fits(
     if not offers:
         return (
             f"{provider.name} offers no {gpus.type} now. Try another type, or later; "
-            "`prime availability list` shows what there is."
+            "`prime availability list` shows all available GPUs."
         )
     message = (
         f"{provider.name} offers no {gpus} that fits: of {len(offers)} offers, {left_out_text(left_out)}."

@@ -1,4 +1,4 @@
-"""The parts of a project that a remote run needs: files, settings, keys, environments."""
+"""Collect the files, settings, keys and environments that a remote run needs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from buckeye.remote.follow import REMOTE_LOG
 from buckeye.remote.manifest import Manifest, project_manifest
 from buckeye.run_files.directory import REMOTE_FILE, RUN_FILE
 
-_STAYS = (
+_NOT_SENT = (
     *(
         "batches",
         "checkpoints",
@@ -41,11 +41,11 @@ _STAYS = (
     ),
     *(".lock", REMOTE_FILE, REMOTE_LOG),
 )
-"""Files and folders of a run that are not sent to resume it remotely; only one checkpoint is sent."""
+"""Files and folders of a run that a remote resume does not need. Only its checkpoint is sent."""
 
 _MODEL_FOLDER = ".buckeye-model"
 _SOFTWARE_GB = 60  # two environments with torch and CUDA (Buckeye's and vLLM's), their caches, and a reserve
-_UNKNOWN_GB = 200  # if the size of the model is unknown
+_UNKNOWN_GB = 200  # disk size for a model of unknown size
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,55 +78,61 @@ class Project:
 
 
 def read_project(config_path: Path, *, resume: bool) -> Project:
-    """Load a configuration file and return what its remote run needs. Raises ConfigError if it is invalid."""
+    """Load a configuration file, and return the project for its remote run.
+
+    Raises ConfigError if the file is invalid.
+    """
     config = load_config(RLConfig, ["@", str(config_path)])
     return make_project(config, config_path, resume=resume)
 
 
 def make_project(config: RLConfig, config_path: Path, *, resume: bool) -> Project:
-    """Return what the remote run of a configuration needs; its file need not exist yet.
+    """Return the project for the remote run of a configuration.
 
-    With `resume`, the files of the local run that a resume needs are included. Raises UsageError for a
-    project that cannot be sent.
+    The file `config_path` need not exist yet. With `resume`, the project has the files of the local run that
+    a resume needs. Raises UsageError for a project that cannot be sent.
     """
     root = Path.cwd().resolve()
     relative = _relative_to_project(config_path, root)
     words = ["@", relative.as_posix()]
     output = config.output_dir
-    there = output.as_posix()
+    remote_dir = output.as_posix()
     if output.is_absolute() or ".." in output.parts:
-        there = f"outputs/{output.name}"
-        words += ["--output-dir", there]
+        remote_dir = f"outputs/{output.name}"
+        words += ["--output-dir", remote_dir]
     model = Path(config.trainer.model.name)
     settings = config.model_dump(mode="json")
     for section in (settings, *(settings[name] or {} for name in ("trainer", "orchestrator", "inference"))):
         section.pop("model", None)  # _add_model sends it
-    played = rollout_environments(config)
+    rollout_envs = rollout_environments(config)
     needed = [config_path.absolute(), *(path.absolute() for path in _find_named_paths(settings, root))]
-    datasets = [env.args for env in played if is_dataset_environment(env.id)]
+    datasets = [env.args for env in rollout_envs if is_dataset_environment(env.id)]
     names = {"rewards": [name for args in datasets for name in named_files(args)]}
     needed += [path.absolute() for path in _find_named_paths(names, root)]
     imported = [path for args in datasets for path in imported_files(args)]
-    needed += [root / _relative_to_project(path, root) for path in [*task_files(played), *imported]]
+    needed += [root / _relative_to_project(path, root) for path in [*task_files(rollout_envs), *imported]]
     manifest = project_manifest(root, needed=needed, skipped=[output])
     words += _add_model(manifest, config, model, root)
     if resume:
         words.append("--resume")
-        _add_run(manifest, config, there)
+        _add_run(manifest, config, remote_dir)
     return Project(
         root=root,
         config=config,
         arguments=tuple(words),
-        remote_output_dir=there,
+        remote_output_dir=remote_dir,
         manifest=manifest,
         secrets=keys_of_run(config),
-        environments=needed_environments(played),
+        environments=needed_environments(rollout_envs),
         extras=tuple(extras_of(config)),
     )
 
 
 def _add_model(manifest: Manifest, config: RLConfig, model: Path, root: Path) -> list[str]:
-    """Add local folders of the model and of its initial adapter; return the args with their remote paths."""
+    """Add the local folders of the model and of its initial adapter.
+
+    Returns the args of `rl` with the remote paths of these folders.
+    """
     folder = _add_folder(manifest, model, root, f"{_MODEL_FOLDER}/{model.resolve().name}")
     adapter, words = config.trainer.model.adapter, list[str]()
     if adapter is not None:
@@ -146,9 +152,10 @@ def _add_model(manifest: Manifest, config: RLConfig, model: Path, root: Path) ->
 
 
 def _add_folder(manifest: Manifest, given: Path, root: Path, otherwise: str) -> str:
-    """Add a folder under its own path, or else under `otherwise`; return its remote path.
+    """Add a folder to the manifest, and return its remote path.
 
-    A value that is not a local folder is a name, and is returned unchanged.
+    The remote path of a folder in the project is its local path. Other folders get the remote path
+    `otherwise`. If `given` is not a local folder, it is a name on the hub and is returned unchanged.
     """
     if not given.is_dir():
         return given.as_posix()
@@ -163,10 +170,10 @@ def _add_folder(manifest: Manifest, given: Path, root: Path, otherwise: str) -> 
     return folder
 
 
-def _add_run(manifest: Manifest, config: RLConfig, there: str) -> None:
-    """Add a run: its records, and the checkpoint to resume from.
+def _add_run(manifest: Manifest, config: RLConfig, remote_dir: str) -> None:
+    """Add the records of a run, and the checkpoint that the resume loads.
 
-    Raises UsageError if that checkpoint does not match the configuration.
+    Raises UsageError if the checkpoint does not match the configuration.
     """
     output = config.output_dir
     if not (output / RUN_FILE).is_file():
@@ -175,15 +182,15 @@ def _add_run(manifest: Manifest, config: RLConfig, there: str) -> None:
     if checkpoint is not None:
         check_resumable(config.trainer, checkpoint)
     folders = [] if checkpoint is None else [checkpoint.path]
-    folders += [path for path in output.iterdir() if path.is_dir() and path.name not in _STAYS]
-    files = [path for path in output.iterdir() if path.is_file() and path.name not in _STAYS]
+    folders += [path for path in output.iterdir() if path.is_dir() and path.name not in _NOT_SENT]
+    files = [path for path in output.iterdir() if path.is_file() and path.name not in _NOT_SENT]
     for path in (*files, *(file for folder in folders for file in sorted(folder.rglob("*")))):
         if path.is_file() and not path.is_symlink():
-            manifest.files[f"{there}/{path.relative_to(output).as_posix()}"] = path
+            manifest.files[f"{remote_dir}/{path.relative_to(output).as_posix()}"] = path
 
 
 def _relative_to_project(path: Path, root: Path) -> Path:
-    """Return the path of a file relative to `root`. Raises UsageError if it is outside."""
+    """Return the path of a file relative to `root`. Raises UsageError if the file is outside of `root`."""
     try:
         return path.resolve().relative_to(root)
     except ValueError:
@@ -195,9 +202,10 @@ def _relative_to_project(path: Path, root: Path) -> Path:
 
 
 def _find_named_paths(settings: Mapping[str, Any], root: Path) -> Iterator[Path]:
-    """Yield every file and folder that a text in the settings names, as its path relative to `root`.
+    """Yield the path of every file and folder that a text in the settings names.
 
-    `root` is the working directory. Raises UsageError for a path that would not exist on another machine.
+    The paths are relative to the working directory `root`. Raises UsageError for a path that would not exist
+    on another machine.
     """
     for text in dict.fromkeys(_texts(settings)):
         if not text or len(text) > 1000 or "\0" in text:

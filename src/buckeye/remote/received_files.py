@@ -1,7 +1,7 @@
-"""Accepted files of a run on another machine, and their content as data.
+"""Rules for files that this machine accepts from a remote run.
 
-The owner of that machine can list and send anything. So only names of files that a run writes are accepted,
-and records that this machine acts on are rebuilt from their fields.
+The owner of the other machine can send any file. So this machine accepts only names of files that a run
+writes. It rebuilds the records that other commands act on from their known fields.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _ATTEMPT = re.compile(r"attempt_\d{1,6}", re.ASCII)
 _RUN_ID = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
 _TOP = {METRICS_FILE, EVENTS_FILE, RUN_FILE, STATUS_FILE, "micro_batch.json"}
 CLEANED_RECORDS = frozenset({RUN_FILE, STATUS_FILE})
-"""Records that are rebuilt on this machine."""
+"""Records that `clean_record` rebuilds."""
 _RECORDS = {"rollouts", "evals", "evaluations"}
 _MODELS = {"checkpoints", "weights"}
 _OF_LOGS = (".log", ".stdout", ".stderr", ".jsonl")
@@ -39,7 +39,7 @@ _WITHOUT_SUFFIX = {"COMMITTED", "LICENSE", "NOTICE", "weights"}
 
 
 def is_fetched_file(path: str) -> bool:
-    """Return True for the name of a file that a run writes and that no program executes or loads as code."""
+    """Return True if a run writes files with this name, and no program runs their content as code."""
     parts = path.split("/")
     if len(parts) > _MAX_PARTS or not all(_NAME.fullmatch(part) and len(part) <= _MAX_NAME for part in parts):
         return False
@@ -59,7 +59,7 @@ def is_fetched_file(path: str) -> bool:
 
 
 def is_fetched_link(path: str, target: str) -> bool:
-    """Return True for a link that a run makes: the name of a log, pointing to its last attempt."""
+    """Return True if a run makes this link: from `logs/NAME` to `attempt_N/NAME`."""
     folder, _, name = path.rpartition("/")
     attempt, _, same = target.partition("/")
     return (
@@ -71,10 +71,9 @@ def is_fetched_link(path: str, target: str) -> bool:
 
 
 def clean_record(path: str, content: bytes, place: str) -> bytes:
-    """Return a record for storage on this machine, without processes, folders and commands.
+    """Return the content of a record without processes, folders and commands of the other machine.
 
-    The record is for display only. `place` is the location of the run. Raise `RemoteError` for a malformed
-    record.
+    `place` is the name of the other machine. Raises RemoteError for a malformed record.
     """
     try:
         if path == STATUS_FILE:

@@ -1,4 +1,4 @@
-"""`buckeye rl --provider ...`: train on another machine, and download the model."""
+"""`buckeye rl --provider ...`: train on another machine, and download the files of the run."""
 
 from __future__ import annotations
 
@@ -51,21 +51,23 @@ from buckeye.workers.installed.record import ENVIRONMENTS_VARIABLE
 
 POD_KEY_VARIABLE = "BUCKEYE_POD_KEY"
 
-_CONNECT_SECONDS = 600.0  # a rented machine may still boot
-_HOST_CONNECT_SECONDS = 30.0  # for a host of the user
+_CONNECT_SECONDS = 600.0  # timeout for a rented machine, which may still boot
+_HOST_CONNECT_SECONDS = 30.0  # timeout for a host of the user
 _CHECK_SECONDS = 30.0
 _LAST_SECONDS = 20.0
-_MARGIN_SECONDS, _MARGIN_SHARE = 600.0, 0.1  # before max_hours are over, to checkpoint and fetch it
-_STOPPED = (0, 128 + signal.SIGTERM)  # the second code: the run was stopped before it handled signals
+# The run stops at most 600 s or 10 % of its time before `max_hours`, to write and download a checkpoint.
+_MARGIN_SECONDS, _MARGIN_SHARE = 600.0, 0.1
+_STOPPED = (0, 128 + signal.SIGTERM)  # a run that is stopped before it handles signals has the second code
 
 Tell = Callable[[str], None]
 
 
 def run_remote(config_path: Path, request: RemoteRequest, *, resume: bool = False) -> int:
-    """Train on a rented machine or on a host, with the configuration of a file. Return the run's exit code.
+    """Train on a rented machine or on a host of the user, and return the exit code of the run.
 
-    With `resume` the run continues from the newest local checkpoint. A rented machine is ended in every case,
-    unless `request.keep` is set. Raises UsageError before an order, RemoteError for later failures.
+    `config_path` is the configuration file. With `resume`, the run resumes from the newest local checkpoint.
+    A rented machine is ended in every case, unless `request.keep` is set. Raises UsageError before an order,
+    and RemoteError for later failures.
     """
     check_installed()
     if request.identity_file is not None:
@@ -89,9 +91,11 @@ def run_remote(config_path: Path, request: RemoteRequest, *, resume: bool = Fals
         recorder = RemoteRunRecorder(project.output_dir, run_id, _tell)
         register_run(project.output_dir, run_id)
         with (
-            _noted(recorder, lambda: _command_to_continue(project, config_path, request, resume=resume)),
+            _record_end(recorder, lambda: _command_to_continue(project, config_path, request, resume=resume)),
             _machine(request, project, job_id, recorder.tell) as pod,
-            restored_handlers(signal.SIGINT, signal.SIGTERM, signal.SIGHUP),  # the loop resets them
+            restored_handlers(
+                signal.SIGINT, signal.SIGTERM, signal.SIGHUP
+            ),  # asyncio replaces these handlers
         ):
             check_single_node(project.config.cluster, hosts=len(pod.ssh))
             dead_man = None if request.keep else pod.dead_man_timer(minutes)
@@ -103,7 +107,7 @@ def run_remote(config_path: Path, request: RemoteRequest, *, resume: bool = Fals
 
 @contextmanager
 def _machine(request: RemoteRequest, project: Project, run_id: str, tell: Tell) -> Iterator[Machine]:
-    """Yield the user's host, or a pod that is ended afterwards."""
+    """Yield the host of the user, or rent a pod and end it after the block."""
     if request.provider == "ssh":
         yield own_host(request, run_id=run_id)
         return
@@ -115,7 +119,7 @@ def _machine(request: RemoteRequest, project: Project, run_id: str, tell: Tell) 
 
 
 class _RemoteRun:
-    """One run on one machine."""
+    """A start of `rl` on another machine, from the first connection to the last download."""
 
     def __init__(
         self,
@@ -139,11 +143,11 @@ class _RemoteRun:
         )
 
     async def carry_out(self) -> int:
-        """From the first connection to the last file."""
+        """Run the job on the machine, download its files, and return its exit code."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, self._interrupt)
-        self._work = asyncio.create_task(self._do())
+        self._work = asyncio.create_task(self._run_job())
         watching = asyncio.create_task(self._watch_pod())
         try:
             await asyncio.wait({self._work, watching}, return_when=asyncio.FIRST_COMPLETED)
@@ -157,24 +161,28 @@ class _RemoteRun:
             self._link.close()
 
     def _interrupt(self) -> None:
-        """Ask the job for a checkpoint at the first signal, and end the run at the next one.
+        """Handle Ctrl-C and other signals.
 
-        Without a job, the first signal ends the run. Later signals do not interrupt the end of the job.
+        The first signal requests a checkpoint and the end of the job. The next signal ends the run. Before
+        the job has started, the first signal ends the run. Later signals have no effect.
         """
         if self._follower is not None and not self._follower.stop.is_set():
             self._notes.tell(
-                "Stopping: the remote trainer writes a checkpoint and ends (Ctrl-C again to end at once)"
+                "Stopping: the remote trainer writes a checkpoint and ends (Ctrl-C again: end immediately)"
             )
             self._notes.update(stopping=True)
             self._follower.stop.set()
         elif self._leaving:
-            self._notes.tell("It is ending already.")
+            self._notes.tell("The run is already ending.")
         elif self._work is not None:
             self._leaving = True
             self._work.cancel()
 
     async def _watch_pod(self) -> None:
-        """Raises PodGoneError when the machine is gone. Before its hours are over the run is stopped."""
+        """Check the machine repeatedly. Raises PodGoneError when the provider has ended it.
+
+        Shortly before `max_hours` have passed, stop the run.
+        """
         told = ""
         while True:
             self._stop_in_time()
@@ -185,7 +193,7 @@ class _RemoteRun:
             except RemoteError as error:
                 if self._pod.expires is not None and time.time() >= self._pod.expires:
                     raise
-                if str(error) != told:  # the provider may be out for a while, and the machine be well
+                if str(error) != told:  # only a warning: the machine may run while the API does not respond
                     self._notes.tell(f"warning: {error}")
                 told = str(error)
             await asyncio.sleep(_CHECK_SECONDS)
@@ -196,10 +204,10 @@ class _RemoteRun:
             return
         margin = min(_MARGIN_SECONDS, _MARGIN_SHARE * (expires - self._pod.started))
         if expires - time.time() < margin:
-            self._notes.tell("--max-hours is nearly over: the run checkpoints and stops.")
+            self._notes.tell("--max-hours has nearly passed: the run writes a checkpoint and stops.")
             follower.stop.set()
 
-    async def _do(self) -> int:
+    async def _run_job(self) -> int:
         job: RemoteJob | None = None
         try:
             self._notes.tell(f"Connecting to {self._link.target} ...")
@@ -240,7 +248,7 @@ class _RemoteRun:
             "env": {
                 "BUCKEYE_NEW_RUN_ID": self._run_id,
                 TRUSTED_VARIABLE: ",".join(sorted(trusted_digests())),
-                # the default is a home directory that is lost with the machine
+                # by default, trackio writes to the home directory, which is not downloaded
                 "TRACKIO_DIR": f"{project}/{self._project.remote_output_dir}/{TrackioTracker.folder}",
                 **installed,
             },
@@ -256,7 +264,7 @@ class _RemoteRun:
 
     async def _follow(self, job: RemoteJob) -> int:
         output = self._project.output_dir
-        (output / REMOTE_LOG).unlink(missing_ok=True)  # of the machine before
+        (output / REMOTE_LOG).unlink(missing_ok=True)  # the log of an earlier job
         self._follower = Follower(self._link, job, output, screen=sys.stdout.buffer, tell=self._notes.tell)
         code = await self._follower.until_end()
         await jobs.forget_secrets(self._link, job)
@@ -264,15 +272,15 @@ class _RemoteRun:
         return EXIT_INTERRUPTED if self._follower.stop.is_set() and code in _STOPPED else code
 
     def _sent(self) -> set[str]:
-        """Return the files of the run directory that were sent from this machine."""
+        """Return the sent files of the run directory that the remote run does not change."""
         prefix = f"{self._project.remote_output_dir}/"
         names = [name for name in self._project.manifest.files if name.startswith(prefix)]
         return {name.removeprefix(prefix) for name in names} - _records(self._project.output_dir)
 
     def _remember(self, job: RemoteJob) -> None:
-        """Record what the run is and where it is, for people and other commands.
+        """Record the configuration, the machine and the job of the run, for other commands.
 
-        The record of this machine is trusted, not that of the remote machine.
+        Other commands trust only records that this machine writes, not records of the remote machine.
         """
         record_config(self._project.config)
         self._notes.update(
@@ -296,7 +304,7 @@ class _RemoteRun:
         )
 
     async def _leave(self, job: RemoteJob) -> None:
-        """Stop the job and delete the keys on a machine that is not ended."""
+        """Stop the job and delete its keys, because the machine may continue to run."""
         self._notes.tell(f"Ending: stopping the remote job, at most {_LAST_SECONDS:.0f} s")
         with suppress(BuckeyeError, OSError, TimeoutError):
             async with asyncio.timeout(_LAST_SECONDS):
@@ -306,7 +314,7 @@ class _RemoteRun:
 
 
 def _records(output: Path) -> set[str]:
-    """Return the files of a resumed run that were sent. The machine extends them, and they come back."""
+    """Return the files of a resumed run that the remote run may change, so they are downloaded again."""
     if not (output / RUN_FILE).exists():
         return set()
     return {path.relative_to(output).as_posix() for path in output.rglob("*") if path.is_file()} - {
@@ -315,7 +323,7 @@ def _records(output: Path) -> set[str]:
 
 
 def _ids(project: Project, *, resume: bool) -> tuple[str, str]:
-    """Return the ids of the run and of its job. Each resume has a new job."""
+    """Return the id of the run and the id of its job. Each resume gets a new job."""
     if not resume:
         fresh = secrets.token_hex(4)
         return fresh, fresh
@@ -324,8 +332,11 @@ def _ids(project: Project, *, resume: bool) -> tuple[str, str]:
 
 
 @contextmanager
-def _noted(recorder: RemoteRunRecorder, command_to_continue: Callable[[], str]) -> Iterator[None]:
-    """Record the end and report how to continue. It is the outermost step: ending a machine may fail too."""
+def _record_end(recorder: RemoteRunRecorder, command_to_continue: Callable[[], str]) -> Iterator[None]:
+    """Record the end of the run. After an error, also report the command to resume it.
+
+    This is the outermost context, because the end of a machine may fail, too.
+    """
     try:
         yield
     except BaseException as error:
@@ -352,13 +363,13 @@ def check_single_node(cluster: ClusterConfig, *, hosts: int) -> None:
 
 
 def check_installed() -> None:
-    """Raise UsageError without the packages that only remote training needs."""
+    """Raise UsageError if packages that only remote training needs are not installed."""
     for module in ("asyncssh", "pathspec"):
         need(module, "Training on another machine")
 
 
 def _command_to_continue(project: Project, config_path: Path, request: RemoteRequest, *, resume: bool) -> str:
-    """Return a message with the command that restarts the run from the newest local checkpoint."""
+    """Return a message with the command to resume the run from the newest local checkpoint."""
     output = project.output_dir
     has_begun = (output / RUN_FILE).is_file() and (resume or not is_unstarted(output))
     checkpoint = find_resume_checkpoint(output) if has_begun else None
@@ -374,11 +385,11 @@ def _tell_project(project: Project) -> None:
     _tell(f"To send: {counted(len(manifest.files), 'file')}, {human_bytes(manifest.size)}, of {project.root}")
     if manifest.outside:
         _tell(
-            f"warning: {len(manifest.outside)} links to the outside are not sent: "
+            f"warning: {len(manifest.outside)} links to files outside of the project are not sent: "
             f"{', '.join(manifest.outside[:5])}"
         )
     if project.config.trainer.ckpt is None:
-        _tell("warning: the run writes no checkpoints (trainer.ckpt): if the machine is lost, so is the run.")
+        _tell("warning: the run writes no checkpoints (trainer.ckpt): if the machine fails, the run is lost.")
 
 
 def _sent_text(sent: UploadCounts) -> str:

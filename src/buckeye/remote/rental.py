@@ -1,4 +1,4 @@
-"""The life of a pod: rent it, wait for it, use it for training, and end it in every case."""
+"""Rent a pod, wait until it is ready, and end it after use in every case."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from buckeye.remote.teardown import cost_text, end_pod, interrupt_on_signals, st
 _READY_SECONDS = 1800.0  # 5 to 20 minutes are usual
 _POLL_SECONDS = 8.0
 _TELL_SECONDS = 60.0
-_UNSEEN_SECONDS = 120.0  # a new pod may be unknown to the provider's servers for this time
-_PRICE_TOLERANCE = 1.02  # prices are rounded, and providers count disks differently
+_UNSEEN_SECONDS = 120.0  # some servers of the provider may not know a new pod for this time
+_PRICE_TOLERANCE = 1.02  # ratio: prices are rounded, and providers count disks differently
 _MOST_OFFERS = 8
 _DEAD_MAN_VARIABLE = "BUCKEYE_DEAD_MAN_MINUTES"
 _DEAD_MAN_MINUTES = 30.0
@@ -35,27 +35,27 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Machine:
-    """A ready pod, which exists as long as its context, or a host of the user.
+    """A pod that is ready, or a host of the user.
 
-    Times are in seconds since the epoch.
+    A pod is ended when the context of `rent_pod` ends. Times are in seconds since the epoch.
     """
 
     name: str
     ssh: tuple[SshTarget, ...]
     identity_file: Path | None
-    """None means ssh's default keys."""
+    """File with the private key for ssh. None: the default keys of ssh."""
     known_hosts: Path
-    """File for the keys of its ssh server."""
+    """File for the host keys of the ssh server of the machine."""
     started: float
     expires: float | None
-    """Time when `max_hours` are over, or None."""
+    """Time when `max_hours` have passed, or None without a limit."""
     id: str = ""
-    """Id of the pod."""
+    """Id of the pod. Empty for a host."""
     provider: PrimeProvider | None = field(default=None, repr=False)
     """Provider of the pod; None for a host."""
 
     def dead_man_timer(self, minutes: float) -> dict[str, Any]:
-        """Return the settings of the timer that ends a run without a supervisor; see `pod.watchdog`."""
+        """Return the settings of `pod.watchdog`, which ends a run that no local process supervises."""
         provider = self.provider
         return {
             "seconds": 60 * minutes,
@@ -65,7 +65,7 @@ class Machine:
         }
 
     def check(self) -> None:
-        """Raise PodGoneError if the provider has ended it, RemoteError if its hours are over."""
+        """Raise PodGoneError if the provider has ended the pod, RemoteError if `max_hours` have passed."""
         if self.expires is not None and time.time() >= self.expires:
             used = hours_text((time.time() - self.started) / 3600)
             raise RemoteError(
@@ -77,7 +77,10 @@ class Machine:
 
 
 def dead_man_minutes() -> float:
-    """Return the minutes without a heartbeat until the timer acts. Raises UsageError for a wrong value."""
+    """Return the minutes without a heartbeat after which the watchdog ends a job.
+
+    Raises UsageError for an invalid value of BUCKEYE_DEAD_MAN_MINUTES.
+    """
     text = os.environ.get(_DEAD_MAN_VARIABLE, str(_DEAD_MAN_MINUTES))
     try:
         minutes = float(text)
@@ -91,7 +94,7 @@ def dead_man_minutes() -> float:
 
 
 def host_target(hosts: Sequence[str]) -> SshTarget:
-    """Return the address of the user's host, `[user@]host[:port]`. Raises UsageError for an invalid one."""
+    """Parse the first host of the user, `[user@]host[:port]`. Raises UsageError for an invalid address."""
     if not hosts:
         raise UsageError(
             "--provider ssh needs --host", code="BK-CLI-MISSING", hint="add --host user@host[:port]"
@@ -104,7 +107,7 @@ def host_target(hosts: Sequence[str]) -> SshTarget:
 
 
 def own_host(request: RemoteRequest, *, run_id: str) -> Machine:
-    """Return the user's host, which is neither created nor ended."""
+    """Return the host of the user as a machine that Buckeye neither rents nor ends."""
     now = time.time()
     return Machine(
         name=f"{NAME_PREFIX}{run_id}",
@@ -127,12 +130,13 @@ def rent_pod(
 ) -> Iterator[Machine]:
     """Rent the cheapest machine that fits, wait until it is ready, and end it when the context ends.
 
-    The context may end normally, by an error, or by Ctrl-C, SIGTERM or SIGHUP. With `request.keep` a pod that
-    was ready is kept.
+    The context may end normally, by an error, or by Ctrl-C, SIGTERM or SIGHUP. With `request.keep`, a pod
+    that was ready is not ended.
 
-    `disk_gb` is the disk size that the run needs. The user confirms every order, unless `request.yes`. If an
-    offer is rejected, costs more than announced, or its pod fails, the next one is tried. `tell` gets
-    messages for the user; the last one is the cost. Raises RemoteError.
+    `disk_gb` is the disk size that the run needs. The user confirms the price, unless `request.yes` is set.
+    If the provider rejects an offer, if the pod costs more than the offer, or if the pod fails, the next
+    offer is tried. `tell` gets messages for the user. The last message has the cost. Raises RemoteError if no
+    offer works.
     """
     ledger = Ledger()
     rental = _Rental(
@@ -167,13 +171,13 @@ class _Rental:
     tell: Tell
     ledger: Ledger
     entry: PodEntry | None = None
-    """The last order."""
+    """Record of the last order."""
     confirmed: float | None = None
-    """The highest price that the user has confirmed."""
+    """Highest price that the user has confirmed."""
     ready: bool = False
 
     def rent(self) -> Machine:
-        """Return a ready pod from the first offer that is accepted and matches its description."""
+        """Try the offers, cheapest first, and return the first pod that is ready and matches its offer."""
         offers = self._offers()
         refusals = []
         for offer in offers[:_MOST_OFFERS]:
@@ -192,7 +196,8 @@ class _Rental:
     def finish(self, outcome: str, *, failed: bool) -> None:
         """End the pod, or keep it if requested, and report its cost.
 
-        After a failure, an error here is only reported, so that it does not hide the first one.
+        If the run has `failed`, an error at the end of the pod is only reported, so that it does not hide the
+        error of the run.
         """
         if self.entry is None or self.entry.ended is not None:
             return
@@ -219,7 +224,7 @@ class _Rental:
         return fitting.offers
 
     def _ask(self, offer: Offer) -> None:
-        """Request confirmation of the price, unless the user has confirmed an equal or higher one.
+        """Ask the user to confirm the price, unless the user has confirmed an equal or higher price.
 
         `--yes` confirms `--max-price`. Without `--max-price`, it confirms the price of the first offer.
         """
@@ -240,7 +245,7 @@ class _Rental:
             )
 
     def _try(self, offer: Offer) -> Machine:
-        """Record the order, place it, and wait for its pod."""
+        """Record the order, send it, and wait until its pod is ready."""
         key = public_key(self.identity)
         now = time.time()
         self.entry = PodEntry(
@@ -278,7 +283,7 @@ class _Rental:
         )
 
     def _wait_ready(self, offer: Offer, pod_id: str, expires: float | None) -> PodStatus:
-        """Wait until a pod has an ssh address, for at most half an hour, and until `expires`.
+        """Wait until a pod is ready: for at most half an hour, and not longer than `expires`.
 
         Raises PodGoneError if the pod will never be ready, OfferRefusedError if it does not match the offer,
         and other RemoteError if the wait is too long.
@@ -320,13 +325,16 @@ class _Rental:
             raise OfferRefusedError("its pod is a spot machine, which was not offered")
 
     def _record(self, **changes: Any) -> PodEntry:
-        """Record changes; they are kept in memory even if the ledger cannot be written."""
+        """Change fields of the record of the pod, and write it to the ledger.
+
+        If the ledger cannot be written, the changed record remains in memory.
+        """
         assert self.entry is not None
         self.entry = dataclasses.replace(self.entry, **changes)
         return self.ledger.write(self.entry)
 
     def _give_up(self, outcome: str) -> None:
-        """Abandon an order, and end the pod if one was created."""
+        """Record the end of a failed order. If the order created a pod, end the pod."""
         assert self.entry is not None
         if self.entry.pod_id is None:
             self.entry = self.ledger.end(self.entry, outcome=outcome)
@@ -334,14 +342,14 @@ class _Rental:
             self._end(self.entry, outcome)
 
     def _end_others(self, pod_id: str) -> None:
-        """End additional pods from orders that had no answer but were carried out."""
+        """End other pods of this rental. An order without a response may have created one."""
         for pod in self.provider.pods():
             if pod.name == self.name and pod.id != pod_id:
                 self.tell(f"An order without a response has created a second pod, {pod.id}. Ending it.")
                 self.provider.terminate(pod.id)
 
     def _end(self, entry: PodEntry, outcome: str) -> None:
-        """End the pod. Raises KeyboardInterrupt if Ctrl-C was pressed meanwhile, even if it has ended."""
+        """End the pod. If Ctrl-C was pressed, raise KeyboardInterrupt after the pod has ended."""
         ended = end_pod(self.provider, self.ledger, entry, outcome=outcome, tell=self.tell)
         self.entry = ended.entry
         self.tell(f"{cost_text(ended.entry, time.time())}. The pod is gone.")

@@ -1,9 +1,9 @@
 """Shell scripts of the steps of `bootstrap`.
 
-`@NAME@` is a placeholder. `say` shows a message to the local user.
+`bootstrap` replaces each placeholder `@NAME@` by a value. `say` shows a message to the local user.
 
-PyTorch has builds for CUDA 12.6, which work with every driver for CUDA 12, and for CUDA 13.0. vLLM has builds
-for CUDA 12.9, and a default build on PyPI. After its installation, vLLM is tested with the driver.
+PyTorch has builds for CUDA 12.6 and CUDA 13.0. The build for CUDA 12.6 works with every driver for CUDA 12.
+vLLM has builds for CUDA 12.9, and a default build on PyPI. The script tests vLLM after its installation.
 """
 
 PRELUDE = """set -eu
@@ -120,7 +120,7 @@ if command -v nvidia-smi >/dev/null; then
   if ! "$root/venv-@VENV@/bin/python" -m buckeye vllm install --gpu --path "$place" >&2; then
     say "vLLM could not be installed: runs use the built-in engine"
   elif ! "$place/bin/python" -c 'import torch, vllm; torch.zeros(1).cuda()' >&2; then
-    say "vLLM does not work with CUDA $(cuda) there: runs use the built-in engine"
+    say "vLLM does not work with CUDA $(cuda) of the remote machine: runs use the built-in engine"
   else
     : > "$place/works"
   fi

@@ -1,4 +1,4 @@
-"""Code of Buckeye and package versions of this machine, for an equal installation on another one."""
+"""Read the code of Buckeye and the package versions of this machine, to install them on another machine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PLATFORM_SPECIFIC = ("torch", "triton")
 
 
 def code_files() -> dict[str, bytes]:
-    """Return the files of Buckeye's package and of its metadata, as path -> content."""
+    """Return the content of the files of Buckeye and of its package metadata, by path."""
     return _package(Path(CODE_FOLDER)) | _metadata(metadata.distribution(DISTRIBUTION))
 
 
@@ -39,7 +39,7 @@ def _metadata(distribution: metadata.Distribution) -> dict[str, bytes]:
 def pinned_requirements(lines: Iterable[str]) -> list[str]:
     """Return the installed requirements and their dependencies, as lines `name==version`.
 
-    Packages with a separate build for each kind of machine are left out.
+    torch and triton are left out, because they have a separate build for each kind of machine.
     """
     return sorted(
         f"{name}=={version}"
@@ -49,7 +49,7 @@ def pinned_requirements(lines: Iterable[str]) -> list[str]:
 
 
 def installed_versions(lines: Iterable[str]) -> dict[str, str]:
-    """Return the installed requirements and their dependencies, as canonical name -> version.
+    """Return the versions of the installed requirements and of their dependencies, by canonical name.
 
     Libraries of NVIDIA are left out.
     """
@@ -74,7 +74,7 @@ def installed_versions(lines: Iterable[str]) -> dict[str, str]:
 
 
 def torch_version() -> str:
-    """Return the version of the installed torch, without its build."""
+    """Return the version of the installed torch without its build, such as `2.7.1`, or "" without torch."""
     try:
         return metadata.version("torch").partition("+")[0]
     except metadata.PackageNotFoundError:

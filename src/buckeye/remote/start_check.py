@@ -1,4 +1,4 @@
-"""Check that a run can start on another machine, before that machine is ordered."""
+"""Check that a run can start on another machine, before the machine is ordered."""
 
 from __future__ import annotations
 
@@ -54,10 +54,9 @@ Tell = Callable[[str], None]
 def check_start(project: Project, request: RemoteRequest, *, is_rental: bool, tell: Tell) -> None:
     """Raise UsageError with all reasons if the run cannot start on the requested machine.
 
-    `tell` gets a line for each point that cannot be checked on this machine.
-
-    The run is loaded with only the files and keys that are sent. For a rented machine, the packages must
-    exist for its platform.
+    The check loads the run with only the files and keys that are sent. For a rented machine, it also checks
+    that all packages exist for its platform. `tell` gets a line for each point that cannot be checked on this
+    machine.
     """
     tell("Checking that the run can start on the remote machine ...")
     if broken := obstacles(project, request, is_rental=is_rental, tell=tell):
@@ -78,11 +77,11 @@ def obstacles(
     start = start_checks(project, request, is_rental=is_rental, text=text)
     checks = [*start, *(package_checks(project) if is_rental else ())]
     failures = [check for check in checks if check.state == "failed"]
-    # a host of the user may have its own variables, keys and files
+    # a host of the user may have variables, keys and files that this machine lacks
     doubtful = [check for check in failures if not is_rental and check.name.startswith(_HOST_CHECKS)]
     for check in checks:
         if check.state == "skipped":
-            tell(f"not proved: {check.line}")
+            tell(f"not checked: {check.line}")
         elif check.state == "warning" or check in doubtful:
             tell(f"warning: {check.line}")
     return list(dict.fromkeys(check.line for check in failures if check not in doubtful))
@@ -91,7 +90,7 @@ def obstacles(
 def start_checks(
     project: Project, request: RemoteRequest, *, is_rental: bool, text: str | None = None
 ) -> list[Check]:
-    """Return the checks of `clean_start`, in a folder that has only the files that are sent."""
+    """Run `clean_start` in a folder that has only the files that are sent, and return its results."""
     with TemporaryDirectory(prefix="buckeye-proof-") as name:
         folder, wheels, home = (Path(name, part) for part in ("project", "wheels", "home"))
         for made in (folder, wheels, home):
@@ -123,7 +122,7 @@ def _local_folders(root: Path) -> list[str]:
 
 
 def copy_project(manifest: Manifest, folder: Path) -> None:
-    """Copy the project into `folder` as it will be on the machine. Large files become links."""
+    """Copy the files that are sent into `folder`. Large files become links."""
     for name, path in manifest.files.items():
         place = folder / name
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -139,9 +138,9 @@ def copy_project(manifest: Manifest, folder: Path) -> None:
 
 
 def _environment(project: Project, home: Path) -> dict[str, str]:
-    """Return the variables of a process that has only the files and keys of the remote machine.
+    """Return the environment variables of a process that has only the keys that are sent.
 
-    The caches of models and the installed environments are those of this machine.
+    The process uses the model cache and the installed environments of this machine.
     """
     kept = {name: os.environ[name] for name in (*_KEPT_VARIABLES, *_NETWORK) if name in os.environ}
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
@@ -182,10 +181,10 @@ def _started(start: StartInputs, folder: Path, env: dict[str, str]) -> list[Chec
 
 
 def package_checks(project: Project, uv: str | None = None) -> Iterator[Check]:
-    """Yield checks that the packages exist for the remote machine, without a download.
+    """Check that all packages exist for the platform of the remote machine, without a download.
 
-    One check covers Buckeye, with the environments in its interpreter. An environment with a separate
-    interpreter has a separate check.
+    One check is for Buckeye and the environments in its virtual environment. Each environment in a separate
+    virtual environment has a separate check. Only failed and skipped checks are yielded.
     """
     uv = uv or find_uv()
     if uv is None:
@@ -207,10 +206,10 @@ def package_checks(project: Project, uv: str | None = None) -> Iterator[Check]:
 
 
 def _vllm(uv: str, inference: InferenceConfig | None) -> Iterator[Check]:
-    """Yield a check of the vLLM that the machine installs.
+    """Check that the vLLM that the remote machine installs exists for its platform.
 
-    With `backend = "vllm"`, missing packages are an error. Otherwise they are a warning: the built-in engine
-    replaces vLLM.
+    With `backend = "vllm"`, missing packages are a failure. Otherwise they are a warning, because the
+    built-in engine replaces vLLM.
     """
     if inference is None or inference.backend == "torch":
         return
@@ -235,9 +234,9 @@ def _wheel(folder: Path, env: NeededEnvironment) -> str:
 def _resolved(
     uv: str, what: str, lines: Sequence[str], bounds: Iterable[str], index: str | None
 ) -> Iterator[Check]:
-    """Yield a failed or skipped check if no versions fit together.
+    """Yield a failed or skipped check if uv finds no versions that satisfy all requirements.
 
-    Try the versions of this machine first, then any versions, as on the remote machine.
+    Try the versions of this machine first, then any versions. The remote machine does the same.
     """
     bounds = list(bounds)
     for tried in (bounds, []) if bounds else ([],):
@@ -257,7 +256,7 @@ def _resolved(
 
 
 def _compile(uv: str, lines: Sequence[str], bounds: Sequence[str], index: str | None) -> tuple[int, str]:
-    """Let uv find versions for the machine. Return its exit code and error output."""
+    """Let uv find package versions for the remote machine. Return its exit code and error output."""
     with TemporaryDirectory(prefix="buckeye-proof-") as folder:
         wanted, limits = Path(folder, "wanted.in"), Path(folder, "bounds.txt")
         wanted.write_text("\n".join(lines) + "\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Termination of a pod, with retries until the provider confirms it."""
+"""End a pod: repeat the request until the provider confirms the end."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from buckeye.remote.providers.prime import PrimeProvider
 
 _DEADLINE_SECONDS = 600.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0
-_CHECKS_WITHOUT_ID = 4  # an interrupted order may still create its pod
+_CHECKS_WITHOUT_ID = 4  # number of checks after an interrupted order, which may still create its pod
 
 
 @dataclass(frozen=True, slots=True)
 class EndedPod:
-    """The record of an ended pod; `interrupted` is True if Ctrl-C was pressed meanwhile."""
+    """The record of an ended pod. `interrupted` is True if Ctrl-C was pressed during the wait for the end."""
 
     entry: PodEntry
     interrupted: bool
@@ -35,9 +35,9 @@ def end_pod(
     outcome: str,
     tell: Callable[[str], None],
 ) -> EndedPod:
-    """End every pod with the entry's name, wait until the provider lists none of them, and record the end.
+    """End every pod with the name of the entry, wait until the provider lists none, and record the end.
 
-    The first Ctrl-C only shows a warning; the next one stops waiting. Raises RemoteError if the end is not
+    The first Ctrl-C only shows a warning. The next one stops the wait. Raises RemoteError if the end is not
     confirmed after ten minutes, or if a retry cannot help. The message has the possible cost and the command
     to end the pod.
     """
@@ -71,14 +71,14 @@ def cost_text(entry: PodEntry, now: float) -> str:
 
 
 def _end_all(provider: PrimeProvider, entry: PodEntry, tell: Callable[[str], None]) -> None:
-    """Terminate the pods until the provider lists none of them.
+    """Request the end of all pods of the entry until the provider lists none of them.
 
-    If they cannot be listed, terminate the recorded pod.
+    If the provider does not list its pods, request the end of the recorded pod.
     """
     deadline = time.time() + _DEADLINE_SECONDS
     pause = _FIRST_PAUSE
     empty_checks = 0
-    failure = told = "it is still there"
+    failure = told = "the provider still lists the pod"
     while True:
         final = False
         try:
@@ -110,7 +110,7 @@ def _end_all(provider: PrimeProvider, entry: PodEntry, tell: Callable[[str], Non
 
 
 def _alive(provider: PrimeProvider, entry: PodEntry) -> set[str]:
-    """Return the ids of all pods with this name. A failed order may have created a second pod."""
+    """Return the ids of all pods with the name of the entry. A failed order may have created a second pod."""
     ids = {pod.id for pod in provider.pods() if pod.name == entry.name}
     if entry.pod_id is not None and provider.status(entry.pod_id).state != "gone":
         ids.add(entry.pod_id)
@@ -121,8 +121,8 @@ def _alive(provider: PrimeProvider, entry: PodEntry) -> set[str]:
 def interrupt_on_signals() -> Iterator[None]:
     """Let SIGTERM and SIGHUP act like Ctrl-C during the block, so that a pod is ended.
 
-    SIGHUP stays ignored under `nohup`. Outside the main thread this has no effect, because handlers cannot be
-    set there.
+    Under `nohup`, SIGHUP remains ignored. In other threads than the main thread, the function has no effect,
+    because Python sets signal handlers only in the main thread.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -146,6 +146,6 @@ def restored_handlers(*numbers: signal.Signals) -> Iterator[None]:
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:
-    if not callable(signal.getsignal(signal.SIGINT)):  # ignored, because a script started us with `&`
+    if not callable(signal.getsignal(signal.SIGINT)):  # a shell ignores SIGINT in a process started with `&`
         raise KeyboardInterrupt
     signal.raise_signal(signal.SIGINT)

@@ -1,4 +1,4 @@
-"""Upload of a project: the missing and different files, in one stream."""
+"""Upload the files of a project that are missing or different on another machine, as one tar archive."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ANSWER_SECONDS = 300.0
 
 @dataclass(frozen=True, slots=True)
 class UploadCounts:
-    """Counts of the sent files and bytes, and of the files that were already there or were removed."""
+    """Counts of an upload: sent files and bytes, and unchanged and deleted files of the remote folder."""
 
     files: int
     bytes: int
@@ -32,7 +32,7 @@ class UploadCounts:
 
 
 async def send_project(link: SshConnection, python: str, folder: str, manifest: Manifest) -> UploadCounts:
-    """Make the remote `folder` equal to the manifest.
+    """Upload the files of the manifest to the remote `folder`, and delete files of an earlier manifest.
 
     `python` is a remote interpreter with this version of Buckeye. Raises LostConnectionError, and RemoteError
     for failures on the other machine.
@@ -65,9 +65,9 @@ async def send_project(link: SshConnection, python: str, folder: str, manifest: 
 
 
 def iter_tar(files: Mapping[str, Path]) -> Iterator[bytes]:
-    """Yield a tar archive of files under the given names, in pieces.
+    """Yield the pieces of a tar archive of local files. The keys of `files` are the names in the archive.
 
-    Raises RemoteError if a file becomes shorter meanwhile.
+    Raises RemoteError if a file becomes shorter while it is read.
     """
     for name, path in files.items():
         status = path.stat()
@@ -79,7 +79,7 @@ def iter_tar(files: Mapping[str, Path]) -> Iterator[bytes]:
 
 
 def make_tar(files: Mapping[str, bytes]) -> bytes:
-    """Return a tar archive of contents; equal contents give equal bytes."""
+    """Return a tar archive of files, given as content by name. Equal files give equal bytes."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as archive:
         for name, content in sorted(files.items()):

@@ -1,7 +1,7 @@
 """Engines that start the processes of a run on other nodes: Slurm's srun, and Ray.
 
-They only transport a process to another node. Its variables, supervision and restarts are the launcher's
-task.
+An engine only starts a process and passes on its events. The launcher sets the variables of the process,
+supervises it and restarts it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PROBE = ".node-probe"
 
 
 def select_engine(config: RLConfig) -> str:
-    """Return the engine that `cluster.engine` selects here: `srun` or `ray`."""
+    """Return the engine that `cluster.engine` selects on this machine: `srun` or `ray`."""
     if config.cluster.engine != "auto":
         return config.cluster.engine
     return "srun" if "SLURM_JOB_ID" in os.environ and "RAY_ADDRESS" not in os.environ else "ray"
@@ -31,10 +31,11 @@ def select_engine(config: RLConfig) -> str:
 
 @contextmanager
 def other_nodes(config: RLConfig) -> Iterator[OtherNodes]:
-    """Yield the other nodes of a run; none for a run on one node.
+    """Yield the other nodes of a run. A run on one node has none.
 
-    Raises UsageError if the engine is not available, if a node has another version, or if it does not see the
-    run directory. Raises RunError if there are too few nodes within `cluster.join_timeout`.
+    Raises UsageError if the engine is not available, if a node has another version of Buckeye or Python, or
+    if a node cannot read the run directory. Raises RunError if fewer nodes than `cluster.nodes` are available
+    within `cluster.join_timeout`.
     """
     if config.cluster.nodes == 1:
         yield OtherNodes()
@@ -80,7 +81,7 @@ def _engine_nodes(config: RLConfig) -> AbstractContextManager[OtherNodes]:
 
 
 def _check_shared_directory(nodes: OtherNodes, folder: Path) -> None:
-    """Raise UsageError if a node does not see a file that was just written to `folder`."""
+    """Raise UsageError if a node cannot read a file that this process writes to `folder`."""
     content, probe = secrets.token_hex(16), folder / _PROBE
     folder.mkdir(parents=True, exist_ok=True)
     storage.write_file(probe, content)

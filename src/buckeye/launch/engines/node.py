@@ -1,8 +1,8 @@
-"""The part of an engine that runs on another node: it starts processes there and reports on them.
+"""The part of an engine that runs on another node. It starts processes there and sends their events.
 
-Slurm's srun runs this file as a program: `python -m buckeye.launch.engines.node` with
-`query [METHOD, ARGUMENT...]` for the result of one method of `Node`, or `run` for one process. Ray runs
-`Node` as an actor. The processes end when the program or the actor ends.
+Slurm's srun runs this file as a program. `python -m buckeye.launch.engines.node query [METHOD, ARGUMENT...]`
+prints the result of one method of `Node`; `python -m buckeye.launch.engines.node run` runs one process. Ray
+runs `Node` as an actor. The processes end when the program or the actor ends.
 """
 
 from __future__ import annotations
@@ -32,8 +32,10 @@ from buckeye.launch.remote_process import RemoteProcess
 from buckeye.version import __version__
 
 Event = tuple[Any, ...]
-"""The number of a process, then its event: ("started", pid), ("output", bytes), ("heartbeats", bytes, time)
-or ("ended", code, problem)."""
+"""A tuple of the number of a process and one of its events.
+
+The events are ("started", pid), ("output", bytes), ("heartbeats", bytes, time) and ("ended", code, problem).
+"""
 
 _CHUNK_BYTES = 65536
 _CANNOT_START = 126
@@ -48,11 +50,14 @@ _MAX_FRAME_BYTES = 2**24
 class _Child:
     process: LocalProcess
     output: int
-    rest: bytes = b""  # an incomplete line of heartbeats
+    rest: bytes = b""  # start of a heartbeat line whose end has not arrived
 
 
 class Children:
-    """The processes of this node. Use it from the main thread only, because they end with their thread."""
+    """The processes that this program or actor started on this node.
+
+    Call `start` in the main thread only: Linux kills a process when the thread that started it ends.
+    """
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
@@ -86,7 +91,7 @@ class Children:
         self._selector.register(pipe, selectors.EVENT_READ, callback)
 
     def signal(self, number: int, which: int, session: bool) -> None:
-        """Send a signal to a process or to its session, unless it has ended."""
+        """Send the signal `which` to a process, or to its session, unless the process has ended."""
         child = self._children.get(number)
         if child is not None:
             child.process.signal(which, session=session)
@@ -155,9 +160,10 @@ class Children:
 
 
 def process_environment(environ: Mapping[str, str], env: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of a process: those of this node, overridden by those of the run.
+    """Return the environment variables of a process: `environ` of this node, overridden by `env` of the run.
 
-    The run numbers its devices from 0. The devices that the engine assigned replace these numbers.
+    In CUDA_VISIBLE_DEVICES, the run counts devices from 0. Each number is replaced by the device with that
+    index among the devices that the engine assigned.
     """
     variables = {
         **child_environment(environ, runs_rollouts=False),
@@ -172,7 +178,7 @@ def process_environment(environ: Mapping[str, str], env: Mapping[str, str]) -> d
 
 
 def apply_event(process: RemoteProcess, event: Event) -> None:
-    """Pass an event of a node on to its process."""
+    """Record an event of a node in the handle of its process."""
     handlers: dict[str, Callable[..., None]] = {
         "started": process.record_start,
         "output": process.record_output,
@@ -183,9 +189,9 @@ def apply_event(process: RemoteProcess, event: Event) -> None:
 
 
 class Node(Children):
-    """The processes of a node, and its replies to requests of the launcher.
+    """The processes of a node, and the replies of the node to requests of the launcher.
 
-    It is the Ray actor: Ray calls its methods one after the other, in the main thread.
+    Ray runs this class as an actor, and calls its methods one after the other in the main thread.
     """
 
     def __init__(self) -> None:
@@ -193,7 +199,7 @@ class Node(Children):
         self.ports = Ports()
 
     def facts(self, towards: str) -> dict[str, Any]:
-        """Return the fields of `HostFacts`, with the address for connections from `towards`."""
+        """Return the fields of `HostFacts`. `address` is the address that the host `towards` connects to."""
         address = address_towards(towards)
         machine = this_machine()
         visible = own_devices(os.environ)
@@ -212,7 +218,10 @@ class Node(Children):
         return self.ports.choose(count)
 
     def sees(self, path: str, content: str) -> bool:
-        """Return True if a new file is visible on this node; network file systems may need a while."""
+        """Return True if the file at `path` has this content.
+
+        Waits up to 10 s for the file: a network file system may show a new file late.
+        """
         file, deadline = Path(path), time.monotonic() + _VISIBILITY_SECONDS
         while True:
             try:
@@ -229,11 +238,8 @@ def own_devices(environ: Mapping[str, str]) -> list[str] | None:
     return None if visible is None else [device for device in visible.split(",") if device]
 
 
-# The program that srun runs.
-
-
 def frames(pipe: IO[bytes]) -> Iterator[Event]:
-    """Yield the events that `run` writes, until the pipe ends. Raises ValueError for other data."""
+    """Yield the events that `run` writes, until the pipe ends. Raises ValueError for invalid data."""
     while len(head := pipe.read(_LENGTH_BYTES)) == _LENGTH_BYTES:
         length = int.from_bytes(head, "big")
         if length > _MAX_FRAME_BYTES:
@@ -250,12 +256,14 @@ def frames(pipe: IO[bytes]) -> Iterator[Event]:
 def run() -> int:
     """Start the process that the first line of stdin describes, and write its events to stdout.
 
-    Each further line is a signal to send. The process is killed when stdin ends. Returns srun's exit code.
+    Each further line names a signal to send to the process. When stdin ends, kill the process. Returns the
+    exit code of this program.
     """
     commands, out = sys.stdin.buffer, sys.stdout.buffer
     os.set_blocking(commands.fileno(), False)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        # Commands arrive on stdin, so signals are dropped. SIG_IGN would be inherited by the child process.
+        # The launcher sends commands on stdin, so this program drops signals. A handler drops them, because
+        # the child process would inherit SIG_IGN.
         signal.signal(number, lambda *_: None)
     children = Children()
     rest = b""
@@ -290,7 +298,7 @@ def run() -> int:
 
 
 def main(args: Sequence[str]) -> int:
-    """Run `query [METHOD, ARGUMENT...]`, as JSON, or `run`; return the exit code."""
+    """Run the subcommand `query [METHOD, ARGUMENT...]`, with a JSON list, or `run`; return the exit code."""
     if args[0] == "run":
         return run()
     method, *values = json.loads(args[1])

@@ -1,6 +1,6 @@
-"""Other nodes through Ray: an actor on each reserves the run's devices and starts its processes.
+"""Other nodes through Ray. An actor on each node reserves the devices of the run and starts its processes.
 
-Ray counts processors and GPUs, reports lost nodes, and ends the actors with the run.
+Ray assigns processors and GPUs, reports lost nodes, and ends the actors when the run ends.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ _RECONNECT_SECONDS = 20.0
 def ray_nodes(config: RLConfig) -> Iterator[OtherNodes]:
     """Yield the nodes of a Ray cluster, reserved for the run until the block ends.
 
-    Raises UsageError without a cluster or for one of another version, and RunError if the cluster does not
-    have enough nodes within `cluster.join_timeout`.
+    Raises UsageError if no cluster is found or its versions differ, and RunError if the cluster does not have
+    enough nodes within `cluster.join_timeout`.
     """
     need("ray", "cluster.engine = ray")
     ray = _connect(config.cluster.ray_address, config.cluster.join_timeout)
@@ -101,7 +101,7 @@ def _connect(setting: str, timeout: float) -> Any:
 
 
 def _wait_until_reachable(address: str, timeout: float) -> None:
-    """Wait until the cluster accepts connections: Ray itself would retry for minutes without a message."""
+    """Wait until the cluster accepts connections. `ray.init` would retry for minutes without a message."""
     parts = urlsplit(address if "://" in address else f"ray://{address}")
     deadline, is_logged = time.monotonic() + timeout, False
     while True:
@@ -141,8 +141,8 @@ def _own_address(ray: Any, cluster_address: str) -> str:
 def _bundles(config: RLConfig, ray: Any) -> list[dict[str, float]]:
     """Return the resources that the run reserves on each of its other nodes.
 
-    The number of GPUs follows from the device ids. It is 0 on nodes whose GPUs vLLM gets from Ray itself. One
-    processor is reserved for all processes of a node.
+    The run reserves GPUs up to the highest device id. It reserves none on nodes where vLLM reserves the GPUs.
+    It reserves one processor for all processes of a node.
     """
     ids = [*config.trainer_gpu_ids, *(config.inference_gpu_ids if config.inference is not None else [])]
     on_gpu = config.trainer.model.device != "cpu" and any(
@@ -158,8 +158,11 @@ def _bundles(config: RLConfig, ray: Any) -> list[dict[str, float]]:
 
 
 def _candidates(ray: Any, own: str, bundle: Mapping[str, float]) -> tuple[list[str], list[str]]:
-    """Return the addresses of other nodes with enough free resources, and one line per other node."""
-    is_client = ray.util.client.ray.is_connected()  # a client gets the free resources only from a node
+    """Return the addresses of other nodes with enough free resources.
+
+    Also return one line per other node, with its free resources, for messages.
+    """
+    is_client = ray.util.client.ray.is_connected()  # a Ray client must ask a node for the free resources
     resources = ray.get(ray.remote(num_cpus=0)(_free_resources).remote()) if is_client else _free_resources()
     suitable, lines = [], []
     for node in ray.nodes():
@@ -186,7 +189,7 @@ def _free_resources() -> dict[str, dict[str, float]]:
 def _wait_for_nodes(
     config: RLConfig, ray: Any, own: str, bundles: Sequence[Mapping[str, float]]
 ) -> list[str]:
-    """Return the addresses of the other nodes of the run; each has room for the largest bundle."""
+    """Wait for enough nodes, and return their addresses. Each node has room for the largest bundle."""
     bundle = max(bundles, key=len)
     count, timeout = config.cluster.nodes - 1, config.cluster.join_timeout
     started = time.monotonic()
@@ -212,7 +215,7 @@ def _wait_for_nodes(
 
 
 class RayHost(Host):
-    """A node of the cluster. A lost node is used again once it is back."""
+    """A node of the Ray cluster. If Ray loses the node, it is absent until Ray finds it again."""
 
     def __init__(self, ray: Any, number: int, address: str, bundle: Mapping[str, float], head: str) -> None:
         super().__init__(head)
@@ -229,7 +232,10 @@ class RayHost(Host):
 
     @property
     def absent(self) -> str | None:
-        """Name of the node for messages if it is absent; another thread checks if a lost node is back."""
+        """Name of the node for messages if it is absent, else None.
+
+        If the node is absent, a thread checks whether it has returned.
+        """
         if self._actor is not None:
             return None
         if self._reconnecting is None or not self._reconnecting.is_alive():
@@ -238,7 +244,7 @@ class RayHost(Host):
         return f"node {self._number} ({self._address})"
 
     def start(self, role: Role, env: Mapping[str, str], stdout: Path) -> RemoteProcess:
-        """Start a process on the node. If the node is lost, so is the process."""
+        """Start a process on the node. If the node is absent, return a process that is lost."""
         number = next(self._numbers)
         process = RemoteProcess(stdout, lambda which, session: self._signal(number, which, session))
         if self.absent is not None:
@@ -249,12 +255,12 @@ class RayHost(Host):
         try:
             self._request("start", number, list(role.argv[1:]), dict(env), os.getcwd())
         except RunError as error:
-            self._signal(number, signal.SIGKILL, True)  # it may have started nevertheless
+            self._signal(number, signal.SIGKILL, True)  # without a reply, the process may still have started
             process.record_loss(f"lost its node: {error.message}")
         return process
 
     def close(self) -> None:
-        """Remove the actor and its resources from the node."""
+        """End the actor, and release the resources that it reserved."""
         self._is_closing = True
         self._release()
 
@@ -287,7 +293,7 @@ class RayHost(Host):
         ).start()
 
     def _reconnect(self) -> None:
-        """Use a lost node again if it is back and has enough free resources."""
+        """Start a new actor if the lost node has returned and has enough free resources."""
         try:
             if self._address in _candidates(self._ray, self._head, self._bundle)[0]:
                 self._start_actor(_RECONNECT_SECONDS)
@@ -296,7 +302,7 @@ class RayHost(Host):
             log.debug("%s", error)
 
     def _read_events(self, actor: Any) -> None:
-        """Pass on the events of the actor until it is lost, with all its processes."""
+        """Record the events of the actor until Ray loses it. Then record all its processes as lost."""
         try:
             while True:
                 for event in self._ray.get(actor.events.remote(_POLL_SECONDS), timeout=_REPLY_SECONDS):
@@ -345,7 +351,7 @@ class RayHost(Host):
 
 
 def _error_line(error: BaseException) -> str:
-    """Return the essential line of a Ray error, whose texts can be very long."""
+    """Return the line of a Ray error that names the cause. The whole text can be very long."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if not lines:
         return type(error).__name__

@@ -1,6 +1,6 @@
-"""Other nodes through Slurm: within an allocation, srun starts every process as a separate job step.
+"""Other nodes through Slurm. In a job, srun starts every process as a separate job step.
 
-Slurm places the step, binds its devices, transports its output, and ends it with the job.
+Slurm runs the step on its node, forwards its output, and ends it when the job ends.
 """
 
 from __future__ import annotations
@@ -37,7 +37,10 @@ _CPU_COUNT = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 
 
 def srun_nodes(config: RLConfig) -> OtherNodes:
-    """Return the other nodes of this Slurm job. Raises UsageError outside a job or if it has too few."""
+    """Return the other nodes of this Slurm job.
+
+    Raises UsageError outside a job, or if the job has fewer than `cluster.nodes` nodes.
+    """
     node_list = os.environ.get("SLURM_JOB_NODELIST")
     if node_list is None or shutil.which("srun") is None:
         raise UsageError(
@@ -66,7 +69,7 @@ def srun_nodes(config: RLConfig) -> OtherNodes:
 
 
 def _srun_flags(node_list: str) -> dict[str, list[str]]:
-    """Return the nodes of the job, each with the srun flags for a step on it.
+    """Return the names of the nodes of the job, each with the flags of srun for a step on this node.
 
     In a heterogeneous job the flags also name the component.
     """
@@ -102,16 +105,16 @@ def _scontrol(*args: str) -> str:
 
 
 def _address_of(name: str) -> str:
-    """Return the address of a node from Slurm. The name may not resolve, or only to the loopback address."""
+    """Return the address that Slurm has for a node. DNS may not know the name, or map it to loopback."""
     match = re.search(r"NodeAddr=(\S+)", _scontrol("show", "node", name))
     return match[1] if match else name
 
 
 class SrunHost(Host):
-    """A node of the job.
+    """A node of the Slurm job.
 
-    After a step on it was lost, it counts as absent until it responds again. Unless the job was started with
-    `--no-kill`, Slurm ends it when a node fails.
+    After a job step on the node was lost, the node counts as absent until it replies to a request. Unless the
+    job was started with `--no-kill`, Slurm ends the job when a node fails.
     """
 
     def __init__(self, name: str, head: str, flags: Sequence[str], timeout: float) -> None:
@@ -133,13 +136,13 @@ class SrunHost(Host):
         return f"node {self._name}" if is_absent else None
 
     def start(self, role: Role, env: Mapping[str, str], stdout: Path) -> RemoteProcess:
-        """Start a process on the node. If the node is lost, so is the process."""
+        """Start a process on the node. The process is lost if the node is lost."""
         step = _Step(self._name, self._srun, stdout, self._mark_absent)
         step.send({"start": list(role.argv[1:]), "env": dict(env), "cwd": os.getcwd()})
         return step.process
 
     def _mark_absent(self) -> None:
-        """Mark the node as absent after a lost step, and check in a thread when it is back."""
+        """Mark the node as absent, and start a thread that waits until the node replies."""
         if self.absent is None:
             self._reconnecting = threading.Thread(target=self._reconnect, name=self._name, daemon=True)
             self._reconnecting.start()
@@ -179,10 +182,10 @@ class SrunHost(Host):
 
 
 class _Step:
-    """One srun with one process.
+    """A job step: an srun that runs one process on the node.
 
-    Requests go to its stdin, so that no key is visible in the command line; events come from its stdout. It
-    ends when its stdin closes, so it never outlives the launcher.
+    The launcher writes commands to the stdin of srun, so that no key is visible in the command line. It reads
+    events from the stdout of srun. The step ends when its stdin closes, so it ends with the launcher.
     """
 
     def __init__(self, name: str, srun: list[str], stdout: Path, on_loss: Callable[[], None]) -> None:
@@ -208,9 +211,9 @@ class _Step:
             timer.start()
 
     def send(self, command: Mapping[str, Any]) -> None:
-        """Send a command to the process of `node.run`."""
+        """Send a command to `run` of `engines/node.py`, which runs in the step."""
         assert self._step.stdin is not None
-        with suppress(OSError, ValueError):  # srun has ended, which `_read_events` reports
+        with suppress(OSError, ValueError):  # srun has ended; `_read_events` reports this
             self._step.stdin.write(json.dumps(command).encode() + b"\n")
             self._step.stdin.flush()
 

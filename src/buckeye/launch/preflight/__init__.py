@@ -1,1 +1,1 @@
-"""Checks before a run starts: processes and devices, memory, disk, software."""
+"""Checks before a run starts: devices, memory, disk, software, model and tasks."""

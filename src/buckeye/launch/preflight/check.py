@@ -1,4 +1,4 @@
-"""Result of one preflight check: finding and remedy."""
+"""Result of one check before a run starts: the finding, and the action for the user."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ State = Literal["ok", "warning", "failed", "skipped"]
 class Check:
     """Result of one check.
 
-    `do` is the remedy, "" if none is needed. `lines` are the details. `code` is the code of a failed check.
+    `seen` is what the check found. `do` is what the user should do, or "". `lines` are the details. `code` is
+    the error code if the check failed.
     """
 
     name: str
@@ -27,7 +28,7 @@ class Check:
 
     @property
     def line(self) -> str:
-        """Finding and remedy as one line."""
+        """One line with the name, what the check found, and what the user should do."""
         return f"{self.name}: {self.seen}{f' -> {self.do}' if self.do else ''}"
 
 
@@ -37,21 +38,21 @@ def ok(name: str, seen: str, lines: Sequence[str] = ()) -> Check:
 
 
 def warning(name: str, seen: str, do: str, lines: Sequence[str] = ()) -> Check:
-    """Return a warning: a run may still succeed."""
+    """Return a warning: the check found a problem, but a run may still succeed."""
     return Check(name=name, state="warning", seen=seen, do=do, lines=tuple(lines))
 
 
 def failed(name: str, seen: str, do: str, lines: Sequence[str] = (), *, code: str = "BK-PREFLIGHT") -> Check:
-    """Return a failure: a run would fail."""
+    """Return a failure: the check found a problem, and a run would fail."""
     return Check(name=name, state="failed", seen=seen, do=do, lines=tuple(lines), code=code)
 
 
 def failed_with(name: str, error: BuckeyeError, do: str = "") -> Check:
-    """Return the result of a check that raised an error. The remedy is the error's hint, by default `do`."""
+    """Return a failure from an error. The hint of the error, or else `do`, tells the user what to do."""
     seen = f"{error.at}: {error.message}" if error.at else error.message
     return failed(name, seen, error.hint or do, code=error.code)
 
 
 def skipped(name: str, reason: str, do: str = "") -> Check:
-    """Return a result for a check that was not possible, or not necessary."""
+    """Return the result of a check that is not possible or not necessary."""
     return Check(name=name, state="skipped", seen=reason, do=do)

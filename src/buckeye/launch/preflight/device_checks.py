@@ -50,7 +50,7 @@ def check_gpus(config: RLConfig | None, present: Sequence[Gpu]) -> Check:
 
 
 def _needs_gpu(config: RLConfig) -> str | None:
-    """Return the setting that requires a GPU, or None if a driver is there or no setting requires one."""
+    """Return the setting that requires a GPU, or None if a GPU exists or no setting requires one."""
     if _has_gpu_driver():
         return None
     if config.trainer.model.device == "cuda":
@@ -61,7 +61,7 @@ def _needs_gpu(config: RLConfig) -> str | None:
 
 
 def _has_gpu_driver() -> bool:
-    """Return True if a GPU has a device file; containers may have one without nvidia-smi."""
+    """Return True if a GPU has a device file. A container may have the file, but no nvidia-smi."""
     return any(next(Path("/dev").glob(name), None) for name in ("nvidia[0-9]*", "dxg", "kfd"))
 
 
@@ -81,7 +81,7 @@ def check_cores() -> Check:
 
 
 def check_processes(config: RLConfig, model_path: Path | None) -> Check:
-    """Plan the processes, and check that the devices exist and the cores suffice."""
+    """Plan the processes, and check that their devices exist and that each process has a core."""
     try:
         plan = make_plan(config, this_machine(), model_path=model_path, ports=UnassignedPorts())
     except BuckeyeError as error:
@@ -96,7 +96,7 @@ def check_processes(config: RLConfig, model_path: Path | None) -> Check:
 
 
 def check_memory_plan(config: RLConfig, present: Sequence[Gpu]) -> Check:
-    """Compare the memory plan with the GPUs and the main memory."""
+    """Check that the memory plan fits into the GPUs and the main memory."""
     path = find_model(config.trainer.model.name)
     shape = read_shape(path) if path is not None else None
     if shape is None:

@@ -1,4 +1,4 @@
-"""Devices of this machine: GPUs with their memory and processes, and main memory; and types of GPUs."""
+"""GPUs of this machine with their memory and processes, main memory, and the names of GPU types."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ GPU_MEMORY_GB = {name: int(name.rpartition("_")[2].removesuffix("GB")) for name 
 GPU_MEMORY_GB |= {"GH200_480GB": 96, "GH200_624GB": 141}
 """Memory of one GPU in GB (10^9 bytes), by the full type name that providers use.
 
-The name of a Grace Hopper also counts the memory of its processor.
+The number in the name GH200_480GB or GH200_624GB includes memory of the CPU; the value here does not.
 """
 
 _DEFAULT_SIZES = {"H200": "H200_141GB", "GH200": "GH200_96GB", "A100": "A100_80GB", "V100": "V100_32GB"}
@@ -49,14 +49,14 @@ _MAX_GPUS = 1024
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Machine:
-    """The resources on which a plan depends. `gpus` are the CUDA device ids that can be used."""
+    """Cores and GPUs of a machine, for a plan. `gpus` are the CUDA device ids that a run may use."""
 
     cores: int
     gpus: tuple[int, ...]
 
 
 def this_machine() -> Machine:
-    """Return the resources of this machine; in a container, its share of the processors."""
+    """Return the resources of this machine. In a container, only cores of the container count."""
     return Machine(cores=usable_cores(), gpus=_visible_gpus())
 
 
@@ -87,7 +87,10 @@ def _visible_gpus() -> tuple[int, ...]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Gpu:
-    """A GPU with nvidia-smi's index; memory in bytes. `users` are the (pid, name, bytes) of its processes."""
+    """A GPU. `index` is its number in nvidia-smi. `total` and `free` are bytes of memory.
+
+    `users` are the processes on the GPU, as (pid, name, bytes).
+    """
 
     index: int
     name: str
@@ -124,9 +127,9 @@ def _number(path: Path) -> int | None:
 
 
 def cpu_slots_warning(config: RLConfig, present: Collection[object]) -> str | None:
-    """Return a warning if GPU ids were set on a machine without GPUs, where they mean CPU slots."""
+    """Return a warning if the user set GPU ids on a machine without GPUs. The ids then mean CPU slots."""
     names = ("inference_gpu_ids", "trainer_gpu_ids")
-    # inference ids may follow from the number of replicas, so they count only if they are not the default
+    # the number of replicas may set the inference ids, so their default value does not count as set
     is_default = getattr(config, names[0]) == RLConfig.model_fields[names[0]].default
     chosen = [
         name for name in names if name in config.model_fields_set and (name == names[1] or not is_default)
@@ -138,7 +141,7 @@ def cpu_slots_warning(config: RLConfig, present: Collection[object]) -> str | No
 
 
 def gpus() -> list[Gpu]:
-    """Return the GPUs of this machine; none if nvidia-smi is missing or fails."""
+    """Return the GPUs of this machine, or [] if nvidia-smi is missing or fails."""
     if shutil.which("nvidia-smi") is None:
         return []
     apps = ""
@@ -152,7 +155,10 @@ def gpus() -> list[Gpu]:
 
 
 def read_gpus(listing: str, apps: str) -> list[Gpu]:
-    """Return the GPUs in nvidia-smi's two tables, in its format `csv,noheader,nounits`."""
+    """Return the GPUs from two tables of nvidia-smi, `listing` of GPUs and `apps` of processes.
+
+    The format of both tables is `csv,noheader,nounits`.
+    """
     users: dict[str, list[tuple[int, str, int]]] = {}
     for uuid, pid, name, used in _rows(apps, 4):
         users.setdefault(uuid, []).append((int(pid), name, _mib(used)))
@@ -163,7 +169,7 @@ def read_gpus(listing: str, apps: str) -> list[Gpu]:
 
 
 def _mib(text: str) -> int:
-    """Return bytes for a number of MiB; 0 if the driver does not report it ("[N/A]")."""
+    """Return the bytes of a number of MiB, or 0 if the driver does not report the number ("[N/A]")."""
     return int(text) * _MIB if text.isdigit() else 0
 
 
@@ -197,9 +203,10 @@ class GpuSpec:
 
 
 def parse_gpu_spec(text: str) -> GpuSpec:
-    """Parse `4xH100`, `H100` (one) or `4`. A type without its memory means the usual size: A100 is A100_80GB.
+    """Parse a number and a type of GPUs, such as `4xH100`, `H100` (one GPU) or `4` (any type).
 
-    Raises UsageError for other texts, and suggests similar types.
+    A type without its memory means the usual size: A100 is A100_80GB. Raises UsageError for other texts, and
+    suggests similar types.
     """
     match = _GPU_SPEC.fullmatch(text.strip())
     if match is None:

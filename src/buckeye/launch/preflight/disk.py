@@ -1,4 +1,4 @@
-"""Disk space that a run will need, from the model's size and the settings that keep files."""
+"""Estimate the disk space of a run, from the size of the model and the settings."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from buckeye.launch.preflight.check import Check, failed, ok, skipped, warning
 DISK = "disk"
 _DEFAULT_STEPS = 1000  # assumed for a run without max_steps
 _BYTES_PER_ROLLOUT = 400  # JSON around the text, measured on rollouts/*.jsonl
-_BYTES_PER_ROLLOUT_TOKEN = 12  # text as JSON: once in samples, once in messages
+_BYTES_PER_ROLLOUT_TOKEN = 12  # the text as JSON, twice: in the samples and in the messages
 _BYTES_PER_TRAINED_TOKEN = 21  # the arrays of a batch, and the trainer's log-probs
 _SMALL_FILES = (".json", ".jinja", ".txt", ".model")  # configuration and tokenizer, in every copy
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DiskNeed:
-    """Disk space of one kind of files, at the maximum during a run.
+    """Maximum disk space of one kind of files during a run.
 
-    `size` is in bytes, None while the model's size is unknown. `calculation` explains it; `setting` is the
-    setting to lower. `at_most` is True if the files may be smaller. `paths` are the files in the run
-    directory.
+    `size` is in bytes, or None if the size of the model is unknown. `calculation` explains the size. A lower
+    value of `setting` lowers the size. `at_most` is True if the files may be smaller. `paths` are the files
+    in the run directory.
     """
 
     kind: str
@@ -54,11 +54,11 @@ class DiskEstimate:
 
 
 def estimate_disk(config: RLConfig, model_path: Path | None) -> DiskEstimate:
-    """Estimate the disk space of a run from its settings and, if known, the model's directory.
+    """Estimate the disk space of a run from its settings and, if it is local, the directory of the model.
 
-    Weights and checkpoints are as large as the trained parameters. `seq_len` bounds the text of rollouts. A
-    run without `max_steps` is estimated for 1000 steps. Batches, logs and evaluations are small and not
-    counted.
+    The size of weights and checkpoints follows from the trained parameters. `seq_len` bounds the text of
+    rollouts. Without `max_steps`, the estimate is for 1000 steps. It leaves out logs, evaluations and batches
+    that are not yet trained, because they are small.
     """
     orchestrator = config.orchestrator
     steps = orchestrator.max_steps or _DEFAULT_STEPS
@@ -73,7 +73,7 @@ def estimate_disk(config: RLConfig, model_path: Path | None) -> DiskEstimate:
 
 
 def disk_table(config: RLConfig, estimate: DiskEstimate) -> str:
-    """Return the estimate as aligned text: needs with their reasons, existing files, and free space."""
+    """Return the estimate as an aligned table, with existing files and free space in the last line."""
     rows = [("disk", "size", "for", "lower with")]
     for need in estimate.needs:
         if need.size == 0:
@@ -89,10 +89,10 @@ def disk_table(config: RLConfig, estimate: DiskEstimate) -> str:
 
 
 def check_disk(config: RLConfig, estimate: DiskEstimate) -> Check:
-    """Compare the needs of the run with the free space.
+    """Check that the files of the run fit into the free space.
 
-    A shortage is a failure only if the run is certain to write the files. With `disk.check` off, every
-    shortage is a warning.
+    Return a failure if files that the run always writes do not fit. Return a warning if other files may not
+    fit, or if `disk.check` is off.
     """
     lines = disk_table(config, estimate).splitlines()
     if estimate.total is None:
@@ -228,7 +228,7 @@ def _rollouts(orchestrator: OrchestratorConfig, steps: int) -> DiskNeed:
 
 
 def count_parameters(model_path: Path) -> int | None:
-    """Return the number of parameters in a local model's safetensors headers, or None if it has none."""
+    """Return the number of parameters in the safetensors files of a local model, or None without files."""
     return sum(map(math.prod, tensor_shapes(model_path).values())) or None
 
 
@@ -249,7 +249,7 @@ def _trained_shapes(model_path: Path | None, lora: LoRAConfig | None) -> dict[st
 
 
 def matches_module_name(module: str, names: Sequence[str]) -> bool:
-    """Return True if the module's name, or a suffix after a dot, is in `names`."""
+    """Return True if `names` has the name of the module or its end after a dot, as `q_proj` of `a.q_proj`."""
     return any(module == name or module.endswith("." + name) for name in names)
 
 

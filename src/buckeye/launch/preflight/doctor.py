@@ -1,4 +1,4 @@
-"""The list of checks before a run; `rl`, `rl --dry-run` and `rl doctor` each run a part of it."""
+"""The list of all checks before a run. `rl`, `rl --dry-run` and `rl doctor` each run some of them."""
 
 from __future__ import annotations
 
@@ -47,9 +47,10 @@ _OFFLINE: Sequence[Occasion] = ("dry run", "doctor")
 
 @dataclass(frozen=True, kw_only=True)
 class PreflightContext:
-    """The machine and, with `config`, a run to check.
+    """Input of the checks: this machine and, unless `config` is None, a run.
 
-    `sample` is the number of groups to run with the model, 0 for none. `results` collects the results.
+    `sample` is the number of groups of rollouts that the checks run with the model. `progress` gets a text
+    before a slow check. `results` collects the results of finished checks.
     """
 
     config: RLConfig | None
@@ -59,13 +60,13 @@ class PreflightContext:
 
     @property
     def run(self) -> RLConfig:
-        """Configuration, for checks that need one."""
+        """Configuration of the run, for checks with `needs_config`."""
         assert self.config is not None
         return self.config
 
     @cached_property
     def gpus(self) -> list[Gpu]:
-        """Usable GPUs; empty for a run on the CPU."""
+        """GPUs of this machine, or [] for a run on the CPU."""
         return [] if self.config is not None and self.config.trainer.model.device == "cpu" else gpus()
 
     @cached_property
@@ -87,10 +88,10 @@ class PreflightContext:
 
 @dataclass(frozen=True, slots=True)
 class PreflightCheck:
-    """A check, and the occasions for it.
+    """A check, and the occasions when it runs.
 
-    `start` runs the fast checks, `dry run` those that need no network. `needs_config` is False for a check
-    of the machine alone.
+    A start of `rl` runs the fast checks. `rl --dry-run` runs the checks that need no network. `needs_config`
+    is False for a check of the machine that needs no run.
     """
 
     run: Callable[[PreflightContext], Check | Iterable[Check]]
@@ -170,4 +171,4 @@ CHECKS: Sequence[PreflightCheck] = (
     PreflightCheck(_tasks_quickly, ("start",)),
     PreflightCheck(_tasks, _OFFLINE),
 )
-"""All checks before a run, except those that run rollouts, which `rl doctor` adds."""
+"""All checks before a run, except the checks of `rl doctor` that run rollouts."""

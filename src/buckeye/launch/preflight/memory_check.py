@@ -1,4 +1,4 @@
-"""Comparison of the memory plan with the memory of this machine, with settings that need less."""
+"""Check that the memory plan fits into this machine, and suggest settings that need less memory."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def find_hardware(config: RLConfig, present: Sequence[Gpu]) -> Hardware:
 
 
 def check_memory(config: RLConfig, shape: ModelShape, hardware: Hardware) -> Check:
-    """Compare the memory that all processes need with what each device, and main memory, has.
+    """Check that the memory of all processes fits into each GPU and into main memory.
 
-    Too little total memory is a failure; too little free memory is a warning.
+    Return a failure if the total memory is too small, and a warning if only the free memory is too small.
     """
     needs = plan_memory(config, shape, hardware)
     lines = plan_lines(needs)
@@ -62,7 +62,7 @@ def check_memory(config: RLConfig, shape: ModelShape, hardware: Hardware) -> Che
 
 
 def sum_needs(needs: Sequence[ProcessMemory], location: str) -> int:
-    """Return the bytes that all processes need on one device, or in main memory."""
+    """Return the bytes that all processes need at one location: a GPU or main memory."""
     return sum(need.total for need in needs if need.location == location)
 
 

@@ -1,6 +1,6 @@
-"""Memory that each process of a run will need, by purpose, from the model's sizes and the settings.
+"""Estimate the memory that each process of a run needs, from the sizes of the model and the settings.
 
-The amounts follow from the shapes of tensors, except the fixed needs of a process, which were measured.
+Most amounts are computed from the shapes of tensors. The memory of the program and of libraries was measured.
 docs/how-to/check-a-run.md has the formulas.
 """
 
@@ -19,30 +19,31 @@ from buckeye.launch.preflight.model import ModelShape
 
 MAIN_MEMORY = "main memory"
 
-_HEAD_CHUNK, _HEAD_CHUNK_ON_GPU = 128 * 2**20, 512 * 2**20  # bytes of logits, as trainer/model/logprobs.py
+# Values "as in FILE" must equal the constants in that file.
+_HEAD_CHUNK, _HEAD_CHUNK_ON_GPU = 128 * 2**20, 512 * 2**20  # bytes of logits, as in trainer/model/logprobs.py
 _HEAD_TOKENS = 1024
-_PREFILL_TOKENS = 8192  # as inference/engine/engine.py
-_REPLACED_AT_ONCE = 2**26  # bytes of weights, as inference/engine/weights.py
-_BFLOAT16_PARAMETERS = 5_000_000  # as inference/engine/dtype.py
-_MAIN_MEMORY_SHARE = 0.25  # for keys and values, as inference/engine/decoder.py
-_GPU_RESERVE = 2 * 2**30  # left free on a GPU by the engine, as inference/engine/decoder.py
+_PREFILL_TOKENS = 8192  # as in inference/engine/engine.py
+_REPLACED_AT_ONCE = 2**26  # bytes of weights, as in inference/engine/weights.py
+_BFLOAT16_PARAMETERS = 5_000_000  # as in inference/engine/dtype.py
+_MAIN_MEMORY_SHARE = 0.25  # for keys and values, as in inference/engine/decoder.py
+_GPU_RESERVE = 2 * 2**30  # bytes that the engine leaves free on a GPU, as in inference/engine/decoder.py
 _MIN_FREE_SHARE = 0.25  # minimum for keys and values, as a share of the free memory
 _VLLM_CPU_CACHE = 1_000_000_000
 _PROCESS = 450_000_000  # an interpreter with torch and transformers, measured
 _ENGINE_FRAGMENTATION = 0.1  # fragmentation, as a share of weights and prompts, measured
-_ENGINE = 575_000_000  # _PROCESS and the libraries' caches for matrix products, measured
-_REUSED_SHARE = 0.25  # share of activations and logits whose memory checkpoint copies reuse, measured
+_ENGINE = 575_000_000  # _PROCESS and the caches of libraries for matrix products, measured
+_REUSED_SHARE = 0.25  # checkpoint copies reuse this share of the memory of activations and logits, measured
 _FRAGMENTATION = 0.65  # fragmentation, as a share of activations and logits, measured
 _ORCHESTRATOR = 110_000_000  # measured with an environment that needs no extra libraries
 _TOKENIZER = 800  # bytes per token of the vocabulary, measured
 _ROLLOUT_TOKEN = 100  # bytes per token of a rollout: id, log-prob, version and mask, as Python objects
-_GPU_PROCESS = 700_000_000  # a CUDA context, its kernels and libraries' workspaces
+_GPU_PROCESS = 700_000_000  # a CUDA context, its kernels and the workspaces of libraries
 _GPU_PROCESS_MAIN = 2_500_000_000  # main memory of a process that uses a GPU
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One use of memory, with its bytes."""
+    """Memory for one purpose, such as weights, with its size in bytes."""
 
     what: str
     size: int
@@ -50,7 +51,7 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProcessMemory:
-    """Memory of a process in one place: a GPU ("GPU 0"), or main memory."""
+    """Memory of a process at one location: a GPU ("GPU 0"), or main memory."""
 
     process: str
     location: str
@@ -58,15 +59,16 @@ class ProcessMemory:
 
     @property
     def total(self) -> int:
-        """Bytes of all parts together, the maximum at any time."""
+        """Sum of all parts in bytes: the maximum memory at any time."""
         return sum(part.size for part in self.parts)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Hardware:
-    """The hardware for a plan.
+    """The hardware for a plan, and whether vLLM runs on it.
 
-    Without `gpus` everything is in main memory. `fast_bfloat16` is True if the processor multiplies in it.
+    Without `gpus`, all processes use main memory only. `fast_bfloat16` is True if the CPU has instructions
+    that multiply in bfloat16.
     """
 
     memory: MainMemory
@@ -76,7 +78,7 @@ class Hardware:
 
 
 def processor_has_bfloat16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
-    """Return True if this processor has bfloat16 instructions, which decides the dtype on a CPU."""
+    """Return True if this CPU has bfloat16 instructions. On a CPU, the dtype "auto" depends on this."""
     try:
         text = cpuinfo.read_text()
     except OSError:
@@ -169,7 +171,7 @@ def _trained(config: TrainerConfig, shape: ModelShape) -> int:
 
 
 def _state(config: TrainerConfig, shape: ModelShape, shards: int, width: int) -> list[Part]:
-    """Return the memory that persists between steps: weights, gradients, moments of the optimizer."""
+    """Return the memory that stays in use between steps: weights, gradients, moments of the optimizer."""
     trained, adapter = _trained(config, shape), config.model.experimental.lora is not None
     parts = [
         Part("weights (float32)", 4 * trained // shards),
@@ -198,9 +200,9 @@ def _moments(config: TrainerConfig, shape: ModelShape, trained: int) -> int:
 
 
 def _casts(config: TrainerConfig, shape: ModelShape, shards: int, width: int) -> list[Part]:
-    """Return the bfloat16 copies of weights, cast once per step.
+    """Return the memory of weights in the compute dtype, which the trainer casts once per step.
 
-    A sharded model has two layers at a time, and the tensors outside of layers.
+    A sharded model gathers the weights of two layers at a time, and the tensors outside of layers.
     """
     if shards > 1:
         gathered = 2 * shape.layer + shape.embeddings
@@ -211,18 +213,19 @@ def _casts(config: TrainerConfig, shape: ModelShape, shards: int, width: int) ->
 
 
 def _fragmentation(config: TrainerConfig, work: Sequence[Part]) -> Part:
-    """Return the memory lost to fragmentation between blocks of many sizes.
+    """Return the memory in gaps between allocated blocks, which the allocator cannot use.
 
-    If all weights are trained, moments and checkpoint copies fill these gaps.
+    The plan counts gaps for an adapter only. If all weights are trained, moments and checkpoint copies fill
+    the gaps.
     """
     adapter = config.model.experimental.lora is not None
     return Part("fragmentation", int(_FRAGMENTATION * sum(part.size for part in work)) if adapter else 0)
 
 
 def _copies(config: TrainerConfig, work: Sequence[Part], saved: int) -> int:
-    """Return the memory of checkpoint copies that is needed in addition to the work of a step.
+    """Return the memory of checkpoint copies, without the part that is counted as memory of a step.
 
-    Copies reuse the memory of activations, so both together need less than their sum.
+    Copies reuse memory of activations and logits, so both together need less than their sum.
     """
     if config.model.experimental.lora is not None:
         return saved
@@ -230,7 +233,7 @@ def _copies(config: TrainerConfig, work: Sequence[Part], saved: int) -> int:
 
 
 def _rounded(config: TrainerConfig, shape: ModelShape, shards: int, width: int) -> Part:
-    """Return the rounded weights used for sampling, kept next to the exact ones during a step."""
+    """Return the memory of rounded weights, which a trainer holds in addition to the exact weights."""
     weights, adapter = config.weights, config.model.experimental.lora is not None
     stored = weights.dtype == "bfloat16" or (weights.dtype == "auto" and width == 2)
     rounded = weights.rounding == "stochastic" or (weights.rounding == "auto" and stored)
@@ -241,11 +244,13 @@ def _rounded(config: TrainerConfig, shape: ModelShape, shards: int, width: int) 
 def _activations(config: TrainerConfig, shape: ModelShape, width: int, *, on_gpu: bool) -> Part:
     """Return the activations that the forward pass keeps for the backward pass, for `seq_len` tokens.
 
-    This includes the temporary memory of the backward pass of one layer. A layer keeps, for each token: the
-    input and the output of its two norms (4 hidden); queries before and after their norm and the attended
-    values (3 queries), keys and values likewise (3 keys); of the gated feed-forward part the gate, its
-    activation, the other factor and their product (4 mlp). Without flash attention, queries, keys and values
-    are also kept in padded blocks.
+    This includes the temporary memory of the backward pass of one layer. For each token, a layer keeps:
+
+    - the input and the output of its two norms (4 hidden)
+    - queries before and after their norm, and the attended values (3 queries)
+    - keys before and after their norm, and values (3 keys)
+    - in the feed-forward part: the gate, its activation, the other factor and the product (4 mlp)
+    - without flash attention: a second copy of queries, keys and values in padded blocks
     """
     model, queries, keys = config.model, shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     layer = 4 * shape.hidden + 3 * queries + 3 * keys + 4 * shape.mlp
@@ -262,7 +267,7 @@ def _activations(config: TrainerConfig, shape: ModelShape, width: int, *, on_gpu
 
 
 def _logits(config: TrainerConfig, shape: ModelShape, width: int, *, on_gpu: bool) -> Part:
-    """Return three chunks of logits, the separate gradient of the output projection, and its cast."""
+    """Return the memory of three logit chunks, a cast chunk, and the gradient of the output projection."""
     chunk = _HEAD_CHUNK_ON_GPU if on_gpu else _HEAD_CHUNK
     tokens = min(config.seq_len, _HEAD_TOKENS, max(1, chunk // (4 * shape.vocabulary)))
     head = shape.vocabulary * shape.hidden
@@ -271,9 +276,9 @@ def _logits(config: TrainerConfig, shape: ModelShape, width: int, *, on_gpu: boo
 
 
 def _saved(config: TrainerConfig, shape: ModelShape, shards: int, rank: int) -> int:
-    """Return the bytes of the copies in main memory that are written as a checkpoint during later steps.
+    """Return the bytes of the copies in main memory that a rank writes to a checkpoint in the background.
 
-    Rank 0 holds all of them, but each rank of a sharded model holds its own moments.
+    Rank 0 holds the copies of weights and moments. In a sharded model, each rank holds its own moments.
     """
     trained = _trained(config, shape)
     weights, moments = 4 * trained, _moments(config, shape, trained)
@@ -303,7 +308,7 @@ def _inference(
         cache = int(inference.kv_cache_gb * 1e9) if inference.kv_cache_gb else _VLLM_CPU_CACHE
         parts = [Part("weights", width * shape.parameters), Part("keys and values", cache)]
         return [_process(title, MAIN_MEMORY, [*parts, Part("program", 2 * _PROCESS)])]
-    # a tied output projection is a second copy of the embedding, in a layout that multiplies fast
+    # for a tied output projection, the engine stores a second copy of the embedding with a faster layout
     weights = width * (shape.parameters + (shape.embeddings if shape.tied else 0))
     gpu = next((g for g in hardware.gpus if on_gpu and g.index == devices[0]), None)
     keeps_both = on_gpu or width * shape.parameters <= _REPLACED_AT_ONCE
@@ -332,7 +337,7 @@ def _inference(
 def _vllm_on_gpus(
     title: str, inference: InferenceConfig, hardware: Hardware, devices: Sequence[int]
 ) -> list[ProcessMemory]:
-    """Return the memory of vLLM, which takes a fixed share of a GPU."""
+    """Return the memory of vLLM, which uses the share `gpu_memory_utilization` of each GPU."""
     share = inference.gpu_memory_utilization
     totals = {gpu.index: gpu.total for gpu in hardware.gpus}
     use = f"vLLM: weights, keys and values (gpu_memory_utilization {share:g})"
@@ -358,8 +363,8 @@ def _cache(
 ) -> int:
     """Return the bytes of the key-value cache of the embedded engine.
 
-    On a CPU, only memory that is written counts: at most that of the concurrent rollouts, and as much for
-    earlier turns.
+    On a CPU, only slots that the engine writes count: at most one per concurrent rollout, and one per rollout
+    for earlier turns.
     """
     length = min(inference.model.max_model_len or shape.max_positions, shape.max_positions)
     slot = slot_bytes(shape, length, width)
@@ -391,10 +396,12 @@ def _rollouts_per_replica(config: RLConfig) -> int:
 def _engine_temporary(inference: InferenceConfig, shape: ModelShape, width: int, rollouts: int) -> int:
     """Return the temporary memory of the engine.
 
-    It consists of prompts in one layer, a copy of what a decode step attends to in one layer, and its logits
-    while they are sorted and summed. A layer holds, for each token: its input, the sum with the attended
-    values, and its norm (3 hidden); queries, keys and values, and the attended values (2 queries, 2 keys); of
-    the gated feed-forward part both factors, the activation and the product (4 mlp).
+    It consists of the activations of prompts in one layer, a copy of the keys and values of one layer for a
+    decode step, and copies of the logits while the engine sorts and sums them. For each token, a layer holds:
+
+    - its input, the sum with the attended values, and the norm (3 hidden)
+    - queries, keys, values, and the attended values (2 queries, 2 keys)
+    - in the feed-forward part: both factors, the activation and the product (4 mlp)
     """
     queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     layer = 3 * shape.hidden + 2 * queries + 2 * keys + 4 * shape.mlp

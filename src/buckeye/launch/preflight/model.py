@@ -1,4 +1,4 @@
-"""Files of a model: their location, the sizes in them, and checks that Buckeye can use the model."""
+"""Find the files of a model, read its sizes, and check that Buckeye can use the model."""
 
 from __future__ import annotations
 
@@ -28,12 +28,9 @@ MODEL, TOKENIZER = "model", "tokenizer"
 _INDEX = "model.safetensors.index.json"
 
 
-# The sizes of a model, from its `config.json` and the headers of its files. The memory plan uses them.
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelShape:
-    """Sizes of a decoder. `tied` is True if embedding and output projection are one tensor."""
+    """Sizes of a model, for the memory plan. `tied`: the embedding is also the output projection."""
 
     vocabulary: int
     hidden: int
@@ -48,7 +45,7 @@ class ModelShape:
 
     @property
     def embeddings(self) -> int:
-        """Number of elements of the embedding and the output projection."""
+        """Number of elements of the embedding and, if it is a separate tensor, the output projection."""
         return self.vocabulary * self.hidden * (1 if self.tied else 2)
 
     @property
@@ -57,7 +54,7 @@ class ModelShape:
         return (self.parameters - self.embeddings) // self.layers
 
     def adapter(self, lora: LoRAConfig) -> int:
-        """Return the number of parameters of an adapter."""
+        """Return the number of parameters of a LoRA adapter for the model."""
         queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
         dimensions = {
             "q_proj": self.hidden + queries,
@@ -85,8 +82,8 @@ def read_shape(model_path: Path) -> ModelShape | None:
 def parse_shape(config: Mapping[str, Any], *, parameters: int | None = None) -> ModelShape:
     """Return the sizes in a `config.json`.
 
-    `parameters` is the count from the model's files, if they are local; otherwise it is computed. Raises
-    KeyError, TypeError or ValueError if a size is missing or invalid.
+    `parameters` is the number of parameters in the weight files. Without local files, pass None: the number
+    is computed. Raises KeyError, TypeError or ValueError if a size is missing or invalid.
     """
     hidden, layers, heads = (
         int(config[name]) for name in ("hidden_size", "num_hidden_layers", "num_attention_heads")
@@ -111,11 +108,8 @@ def parse_shape(config: Mapping[str, Any], *, parameters: int | None = None) -> 
     )
 
 
-# Checks of the model, which do not load all its weights.
-
-
 def check_model(config: RLConfig, *, vllm: bool) -> Check:
-    """Check that the model's files are complete, and that the engine supports the architecture."""
+    """Check that the files of the model are complete, and that the engine supports its architecture."""
     name, path = config.trainer.model.name, find_model(config.trainer.model.name)
     if path is None:
         if Path(name).exists() or name.startswith((".", "/", "~")):
@@ -139,7 +133,7 @@ def check_model(config: RLConfig, *, vllm: bool) -> Check:
 
 
 def missing_files(path: Path) -> list[str]:
-    """Return the weight files that a model directory lacks."""
+    """Return the names of the weight files that are missing in a model directory."""
     if (path / _INDEX).is_file():
         try:
             files = sorted(set(map(os.fspath, read_json(path / _INDEX)["weight_map"].values())))
@@ -182,7 +176,7 @@ def _check_architecture(config: RLConfig, path: Path, *, vllm: bool) -> Check:
 
 
 def fetch_small_files(name: str) -> Check:
-    """Download a model's configuration from the Hugging Face hub, to check that the model is accessible."""
+    """Check that a model is on the Hugging Face hub: download its `config.json`."""
     from huggingface_hub import hf_hub_download
 
     try:
@@ -203,7 +197,7 @@ def _download_hint(name: str) -> str:
 
 
 def _similar_directories(name: str) -> list[Path]:
-    """Return the directory of a model with a similar path, if there is one."""
+    """Return [DIRECTORY] of a model whose path is similar to `name`, or []."""
     folder = Path(name).parent
     models = {str(path.parent) for path in folder.glob("*/config.json")} if folder.is_dir() else set()
     return [Path(near) for near in get_close_matches(name, models, 1, cutoff=0.75)]
@@ -279,7 +273,7 @@ def find_model(name: str, revision: str | None = None) -> Path | None:
 
 
 def cached_revision(model: Path) -> str | None:
-    """Return the revision of a model in the hub's cache, or None for other directories."""
+    """Return the revision of a model in the cache of the Hugging Face hub, or None for other directories."""
     return model.name if model.parent.name == "snapshots" else None
 
 
@@ -292,9 +286,9 @@ def _no_model(name: str) -> str:
 
 
 def fetch_base_model(adapter: Path) -> Path:
-    """Return the local directory of an adapter's base model; download it if necessary.
+    """Return the local directory of the base model of an adapter; download the model if necessary.
 
-    Raises UsageError if it is neither local nor on the hub, or if the adapter does not name it.
+    Raises UsageError if the base model is neither local nor on the hub, or if the adapter does not name it.
     """
     return fetch_model(*read_base_model(adapter))
 
@@ -302,7 +296,7 @@ def fetch_base_model(adapter: Path) -> Path:
 def fetch_served_model(name: str, *, at: str = "model.name") -> Path:
     """Return the directory of a model or adapter to serve; download the model or base model if necessary.
 
-    `at` is the setting or flag with the name, for errors.
+    Errors name the setting or flag `at` as the source of the name.
     """
     if not is_adapter(name):
         return fetch_model(name, at=at)
@@ -313,9 +307,8 @@ def fetch_served_model(name: str, *, at: str = "model.name") -> Path:
 def fetch_model(name: str, revision: str | None = None, *, at: str = "model.name") -> Path:
     """Return the local directory of a model; download it from the Hugging Face hub if necessary.
 
-    `at` is the setting or flag with the name, for errors.
-
-    Raises UsageError if it is neither local nor on the hub, or if torch is not installed.
+    Errors name the setting or flag `at` as the source of the name. Raises UsageError if the model is neither
+    local nor on the hub, or if torch is not installed.
     """
     need("torch", f"A model ({name})")
     path = find_model(name, revision)

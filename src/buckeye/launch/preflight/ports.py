@@ -1,7 +1,7 @@
-"""Ports of this host for the servers of a run, and addresses under which other hosts reach it.
+"""Reserve ports of this host for the servers of a run, and find the address that other hosts connect to.
 
-Two runs of one user never get the same port: a locked file reserves it as long as the run lasts, even while
-no server listens on it.
+A locked file reserves a port for a run until the run ends, even while no server listens on the port. So two
+runs of one user never get the same port.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ import psutil
 from buckeye.base.storage import private_folder
 from buckeye.errors import RunError, UsageError
 
-# Below the range for outgoing connections, which could take the port of a server that is down.
+# Linux takes ports for outgoing connections from a higher range. A port in that range could be taken while
+# its server restarts.
 _PORT_RANGE = range(20000, 32000)
 _INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
@@ -30,7 +31,7 @@ class Ports:
         self._held: dict[int, int] = {}
 
     def choose(self, count: int) -> list[int]:
-        """Reserve `count` more ports on which no server listens. Raises RunError if there are too few."""
+        """Reserve `count` more free ports and return them. Raises RunError if fewer ports are free."""
         chosen: list[int] = []
         for port in random.sample(_PORT_RANGE, len(_PORT_RANGE)):
             if len(chosen) == count:
@@ -47,7 +48,7 @@ class Ports:
         )
 
     def reserve(self, ports: Sequence[int]) -> None:
-        """Reserve the ports that the user chose. Raises UsageError for a port that is in use."""
+        """Reserve the ports that the user set. Raises UsageError if a port is in use."""
         for port in ports:
             if not self._lock(port) or not is_free(port):
                 raise UsageError(
@@ -85,7 +86,7 @@ class Ports:
 
 
 class UnassignedPorts:
-    """Placeholder for the ports of a planned run; they are chosen when it starts."""
+    """Ports of a run that is only planned. The ports are 0, because a run chooses ports when it starts."""
 
     def choose(self, count: int) -> list[int]:
         """Return `count` zeros."""
@@ -121,9 +122,9 @@ def interface_of(address: str) -> str | None:
 
 
 def socket_variables(address: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that bind gloo and NCCL to the interface of `address`.
+    """Return environment variables that make gloo and NCCL use the network interface of `address`.
 
-    Variables that `environ` sets already are left out.
+    Variables that are already set in `environ` are left out.
     """
     interface = interface_of(address)
     if interface is None:
@@ -132,7 +133,7 @@ def socket_variables(address: str, environ: Mapping[str, str]) -> dict[str, str]
 
 
 def address_towards(host: str) -> str:
-    """Return the address of this host on the route to `host`, under which `host` should reach it.
+    """Return the address of this host in the network of `host`. `host` can connect to this address.
 
     Raises OSError if the name cannot be resolved.
     """

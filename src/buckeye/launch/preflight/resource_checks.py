@@ -1,4 +1,4 @@
-"""Checks of a run's surroundings: directory and file system, servers, ports, keys, shared memory."""
+"""Check the resources of a run: directory, inference servers, ports, keys, shared memory, object store."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def check_store(config: RLConfig) -> Check:
 
 
 def check_servers(config: RLConfig) -> Check:
-    """Check that external servers respond, with any status."""
+    """Check that the inference servers that the user started respond, with any HTTP status."""
     if config.inference is not None:
         return skipped(SERVERS, "the run starts its own servers")
     urls = config.orchestrator.client.base_url
@@ -64,7 +64,7 @@ def _responds(url: str) -> bool:
 
 
 def check_directory(output_dir: Path) -> Check:
-    """Check that the run can write its directory."""
+    """Check that this process can write to the run directory, or can create it."""
     existing = output_dir
     while not existing.exists():
         existing = existing.parent
@@ -82,7 +82,7 @@ def check_directory(output_dir: Path) -> Check:
 
 
 def check_ports(config: RLConfig) -> Check:
-    """Check that the configured ports are free; other ports are chosen when the run starts."""
+    """Check that the ports that the user set are free. A run chooses other ports when it starts."""
     ports = fixed_ports(config)
     if not ports:
         return ok(PORTS, "chosen when the run starts")
@@ -98,7 +98,10 @@ def check_ports(config: RLConfig) -> Check:
 
 
 def check_keys(config: RLConfig, *, is_local_run: bool = True) -> Check:
-    """Check that the trackers of the run have their keys, and if it is `is_local_run`, their libraries."""
+    """Check that the trackers of the run have their keys.
+
+    If the run is on this machine (`is_local_run`), also check that their libraries are installed.
+    """
     settings = config.trainer.wandb
     try:
         check_trackers(config.trackers(settings), is_local_run=is_local_run)
@@ -109,7 +112,7 @@ def check_keys(config: RLConfig, *, is_local_run: bool = True) -> Check:
 
 
 def check_shared_memory(*, needed: bool, path: Path = _SHM) -> Check:
-    """Check the size of shared memory, which ranks on GPUs and vLLM use; containers often have only 64 MB."""
+    """Check the free shared memory, which vLLM and ranks on GPUs use. Containers often have only 64 MB."""
     name = "shared memory"
     if not path.is_dir():
         return skipped(name, f"{path} does not exist")

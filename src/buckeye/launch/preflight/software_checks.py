@@ -1,4 +1,4 @@
-"""Checks that Python, the libraries, torch's build and vLLM are what this version of Buckeye needs."""
+"""Check that this version of Buckeye can use the installed Python, libraries, build of torch, and vLLM."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ LIBRARIES = "libraries"
 
 
 def extras_of(config: RLConfig | None) -> list[str]:
-    """Return the extras whose libraries a run with this configuration imports."""
+    """Return the extras of pip whose libraries a run with this configuration imports."""
     if config is None:
         return ["model"]
     extras = {"model", *(tracker_class(tracker).folder for tracker in config.trackers(config.trainer.wandb))}
@@ -55,7 +55,7 @@ def extras_of(config: RLConfig | None) -> list[str]:
 
 
 def check_libraries(extras: Iterable[str]) -> Check:
-    """Compare the installed libraries with the requirements of these extras."""
+    """Check that the installed libraries satisfy the requirements of these extras of pip."""
     problems, installed = [], []
     for requirement in map(Requirement, requirements(extras)):
         if requirement.marker is not None and not requirement.marker.evaluate():
@@ -81,7 +81,7 @@ def check_libraries(extras: Iterable[str]) -> Check:
 
 
 def check_torch_build(gpus: int) -> Check:
-    """Check that torch matches the machine: a CPU build cannot use a GPU, and a CUDA build is large."""
+    """Check that torch can use the GPUs. On a machine without GPUs, suggest the smaller build for CPUs."""
     name = "torch's build"
     try:
         version = metadata.version("torch")
@@ -110,7 +110,7 @@ def check_python() -> Check:
 
 
 def check_vllm(config: RLConfig | None, *, gpus: int) -> Check:
-    """Check that the engine of the configuration is installed. May start one or two interpreters."""
+    """Check that vLLM is installed if the configuration needs it. Starts one or two interpreters to check."""
     inference = config.inference if config is not None else None
     python = inference.vllm_python if inference is not None else None
     is_required = inference is not None and inference.backend == "vllm"
@@ -127,7 +127,7 @@ def check_vllm(config: RLConfig | None, *, gpus: int) -> Check:
 
 
 def uses_vllm(config: RLConfig, *, on_gpu: bool) -> bool:
-    """Return True if vLLM will serve, as far as is known without starting an interpreter."""
+    """Return True if the run will probably use vLLM. Only a start of its interpreter would prove it."""
     if config.inference is None or config.inference.backend == "torch":
         return False
     installed = (

@@ -1,4 +1,4 @@
-"""Checks of a run's tasks: environments load, splits have tasks, and prompts leave room for a reply."""
+"""Check the tasks of a run: environments load, splits have tasks, and prompts leave room for a reply."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ _TIMEOUT_SECONDS = 10.0
 def check_tasks(
     config: RLConfig, model_path: Path | None, *, opener: Opener = open_environment
 ) -> Iterator[Check]:
-    """Yield one check per environment of training and of evaluation.
+    """Yield the result of one check per environment, for training and for evaluation.
 
-    Prompts are counted with the tokenizer of the model, if it is on this machine. Environments that
-    `opener` does not open are skipped.
+    If the model is on this machine, its tokenizer counts the tokens of prompts. An environment is skipped if
+    `opener` returns None.
     """
     try:
         renderer = ChatRenderer(model_path) if model_path is not None else None
@@ -70,7 +70,7 @@ def _check_environments(
             loaded = _load_tasks(settings, name, split, opener)
         except BuckeyeError as error:
             yield failed_with(title, error)
-        except Exception as error:  # an error in the environment's own code
+        except Exception as error:  # the code of the environment may raise any error
             yield failed(
                 title,
                 f"{type(error).__name__}: {error}",
@@ -86,15 +86,15 @@ def _check_environments(
 
 
 def task_check_name(settings: EnvConfig) -> str:
-    """Return the name of the check of an environment's training tasks."""
+    """Return the name of the check of the training tasks of an environment."""
     return f"tasks of {settings.name or default_environment_name(settings.id)}"
 
 
 def check_tasks_quickly(config: RLConfig, model_path: Path | None = None) -> list[Check]:
-    """Return the checks of `check_tasks` that finish within one second of processor time.
+    """Run the checks of `check_tasks` for at most one second of CPU time, and return the finished checks.
 
-    They use no workers and no tokenizer. The other checks are left out. They run in a child process, so that
-    no environment stays loaded in this one.
+    The checks use no workers and no tokenizer. They run in a child process, so that no environment stays
+    loaded in this process.
     """
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
@@ -124,9 +124,9 @@ def _run_checks(config: RLConfig, model_path: Path | None, sender: Connection) -
 
 
 def _checked_environments(config: RLConfig) -> Iterator[tuple[str, EnvConfig, str, str | None]]:
-    """Yield the title of the check, the settings, the name, and the split to use.
+    """Yield the title of the check, the settings, the name and the split, for each environment.
 
-    A split of None means the default of `choose_evaluation_split`. Raises the errors of `environment_names`.
+    If the split is None, `choose_evaluation_split` chooses it. Raises the errors of `environment_names`.
     """
     trained, evaluated = config.orchestrator.env, config.orchestrator.evaluation_environments
     for name, settings in zip(environment_names(trained), trained, strict=True):
@@ -151,7 +151,7 @@ def _load_tasks(
 def _rejected_prompts(
     title: str, tasks: Sequence[Task], template: ChatTemplate, tools: Sequence[Tool]
 ) -> Check | None:
-    """Return a check that reports first prompts which the chat template rejects, or None."""
+    """Return a failure or warning if the chat template rejects the first prompt of a task, else None."""
     results = [template.find_problem(messages, tools) for messages in get_first_prompts(tasks)]
     problems = [problem for problem in results if problem is not None]
     if not problems:

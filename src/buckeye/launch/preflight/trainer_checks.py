@@ -1,4 +1,4 @@
-"""Checks before a start for errors that a trainer would raise only after it has loaded its model."""
+"""Find errors before a run starts that a trainer would raise only after it has loaded its model."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _OUTER_MODULES = ("embed_tokens", "lm_head")  # not hidden layers
 def trainer_warnings(config: RLConfig, model_path: Path | None, *, on_gpu: bool) -> list[str]:
     """Return one line per setting that the trainer would reject.
 
-    Also reports a model that it cannot train, and functions of the user that do not exist. Parameter names
-    are those in the model's files, so a model that is not on this machine is not checked.
+    Also report a model that the trainer cannot train, and functions of the user that do not exist. The names
+    of parameters come from the files of the model, so only a local model is checked.
     """
     warnings = [*_function_warnings(config), *_sharding_warnings(config, on_gpu=on_gpu)]
     if model_path is not None:
@@ -43,7 +43,7 @@ def trainer_warnings(config: RLConfig, model_path: Path | None, *, on_gpu: bool)
 
 
 def reference_warnings(loss: LossConfig) -> list[str]:
-    """Return a line if the trainer must download the reference model of the loss, else nothing."""
+    """Return [LINE] if the trainer must download the reference model of the loss, else []."""
     if loss.reference_model is None or find_model(loss.reference_model) is not None:
         return []
     return [f"trainer.loss.reference_model: {loss.reference_model} is not on this machine: it is downloaded"]
@@ -65,9 +65,9 @@ def _function_warnings(config: RLConfig) -> Iterator[str]:
 
 
 def _sharding_warnings(config: RLConfig, *, on_gpu: bool) -> Iterator[str]:
-    """Yield an error if the model would be sharded, and the optimizer does not support shards.
+    """Yield an error if the trainer would shard the model, but the optimizer does not support shards.
 
-    The configuration already rejects this for forced sharding; the result of `auto` depends on the devices.
+    The configuration rejects this when `sharding` is "full". With "auto", the devices of this machine decide.
     """
     model = config.trainer.model
     is_model_sharded = (
@@ -81,9 +81,10 @@ def _sharding_warnings(config: RLConfig, *, on_gpu: bool) -> Iterator[str]:
 
 
 def _adapter_warnings(adapter: Path, model: str, shapes: Mapping[str, Sequence[int]]) -> Iterator[str]:
-    """Yield the reason why an initial adapter does not belong to the model.
+    """Yield the reason why an initial adapter does not belong to the model, if there is one.
 
-    Its matrices do not fit, or it was trained on other weights. Unknown weights are not compared.
+    Either the shapes of its matrices do not fit, or it was trained on other weights. If the adapter does not
+    record its weights, they are not compared.
     """
     file = adapter / "adapter_model.safetensors"
     where = f"trainer.model.adapter: {adapter}"

@@ -1,1 +1,1 @@
-"""Programs for the other machine."""
+"""Programs that run on the other machine: they run a job, supervise it, and answer requests about it."""

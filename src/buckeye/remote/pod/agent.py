@@ -35,12 +35,12 @@ class Agent:
         self._output = Path(job["cwd"]) / job["output_dir"]
 
     def answer(self, question: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
-        """Return the JSON object and the bytes of an answer. Raises OSError for an unreadable file."""
+        """Return the JSON object and the bytes of a response. Raises OSError for an unreadable file."""
         (self._folder / "heartbeat").touch()
         if question["ask"] == "look":
             return self._look(), b""
         if question["ask"] == "stop":
-            if is_locked(self._folder / "lock"):  # otherwise another process may have this pid by now
+            if is_locked(self._folder / "lock"):  # without the lock, another process may have this pid
                 os.kill(int((self._folder / "pid").read_text()), signal.SIGTERM)
             return {}, b""
         if question["ask"] == "read":
@@ -71,7 +71,7 @@ class Agent:
             return file.read(length)
 
     def _files(self, folder: Path, prefix: str) -> Iterator[list[Any]]:
-        """Yield `[path, size, mtime in ns, link target or null]` of every finished file."""
+        """Yield `[path, size, mtime in ns, link target or None]` of every complete file."""
         try:
             entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
         except FileNotFoundError:
@@ -89,7 +89,7 @@ class Agent:
                     status = entry.stat()
                     yield [name, status.st_size, status.st_mtime_ns, None]
             except FileNotFoundError:
-                continue  # deleted meanwhile
+                continue  # the job has just deleted the file
 
 
 def serve(agent: Agent, questions: BinaryIO, answers: BinaryIO) -> None:

@@ -1,11 +1,13 @@
 """Receive a project: `python -m buckeye.remote.pod.receive FOLDER`.
 
-1. stdin: a line of JSON, `{"files": {path: sha256}, "links": {path: target}, "folders": [path]}`; `folders`
-are empty ones. 2. stdout: `{"needed": paths}`, the files that are missing or different. 3. stdin: a tar
-archive of these files. 4. stdout: `{"received", "removed"}`, two counts.
+1. The program reads the manifest from stdin, a line of JSON:
+   `{"files": {path: sha256}, "links": {path: target}, "folders": [path]}`. `folders` are empty folders.
+2. It writes `{"needed": paths}` to stdout: the files that are missing or different.
+3. It reads a tar archive of these files from stdin.
+4. It writes the counts `{"received", "removed"}` to stdout.
 
-The format of answers is that of `send`. Files of an earlier manifest
-that the new one lacks are removed; files that a run wrote are not touched.
+`send` defines the format of the output. The program deletes files of an earlier manifest that the new
+manifest lacks. It does not change files that a run wrote.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ _RECORD = ".buckeye-manifest.json"
 
 
 def receive(folder: Path, source: BinaryIO, answers: BinaryIO) -> None:
-    """Make the files of a folder equal to the manifest. Raises ValueError if other content arrives."""
+    """Make the files of a folder equal to the manifest. Raises ValueError if wrong content arrives."""
     folder.mkdir(parents=True, exist_ok=True)
     wanted = json.loads(source.readline())
     files: dict[str, str] = wanted["files"]
@@ -59,7 +61,7 @@ def _digest(path: Path) -> str | None:
 
 
 def _remove_others(folder: Path, wanted: set[str]) -> int:
-    """Delete files that were sent before and are no longer wanted; return their number."""
+    """Delete files of the earlier manifest that are not `wanted`, and return their number."""
     try:
         before = json.loads((folder / _RECORD).read_text())
     except (OSError, ValueError):
@@ -90,7 +92,7 @@ def _unpack(folder: Path, source: BinaryIO, needed: set[str]) -> None:
 
 
 def send(answers: BinaryIO, value: object, content: bytes = b"") -> None:
-    """Write an answer: two lengths of eight hexadecimal digits, a JSON object, and bytes."""
+    """Write a response: the lengths of JSON and bytes in 8 hexadecimal digits each, then JSON and bytes."""
     words = json.dumps(value).encode()
     answers.write(b"%08x%08x" % (len(words), len(content)) + words + content)
     answers.flush()

@@ -1,12 +1,13 @@
-"""End a job, and its rented machine, once no supervisor is alive.
+"""End a job and its rented machine if no local process supervises the job any more.
 
 Usage: `python -m buckeye.remote.pod.watchdog JOB`.
 
-`job.json` has `dead_man`: `{"seconds", "expires": epoch | null, "grace", "machine": null | {"url"}}`. The
-supervisor of the job touches `heartbeat`. After `seconds` without that, or at `expires`, the job gets
-SIGTERM, so that it ends with a checkpoint, and SIGKILL after `grace` seconds. Then the machine is ended: by
-`DELETE url` with the key BUCKEYE_POD_KEY if it is set, else by a shutdown. Without `machine` (a host of the
-user) only the job is ended.
+The settings are `dead_man` in `job.json`: `{"seconds", "expires": epoch | null, "grace", "machine": null |
+{"url"}}`. Each request of the supervising process touches the file `heartbeat`. If the file is older than
+`seconds`, or at the time `expires`, the watchdog sends SIGTERM to the job, so that the job writes a
+checkpoint, and SIGKILL after `grace` seconds. Then the watchdog ends the machine. If the key BUCKEYE_POD_KEY
+is set, it sends `DELETE url` to the provider; otherwise it shuts the machine down. Without `machine` (a host
+of the user), it ends only the job.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _LONGEST_PAUSE = 60.0
 
 
 def watch(folder: Path) -> None:
-    """Watch until the job must be ended. Without a machine, stop watching when the job is over."""
+    """Wait until the job must be ended, and end it. On a host of the user, return when the job has ended."""
     if try_lock(folder / "dead_man.lock") is None:
         return
     settings: dict[str, Any] = read_job(folder)["dead_man"]
@@ -39,16 +40,16 @@ def watch(folder: Path) -> None:
             return
         time.sleep(_POLL_SECONDS)
     write_file(folder / "dead_man", reason)
-    _say(f"{reason}: the job is asked to end")
+    _say(f"{reason}: sending SIGTERM to the job")
     _end_job(folder, float(settings["grace"]))
     if settings["machine"] is not None:
         _end_machine(settings["machine"])
 
 
 def _reason(folder: Path, settings: dict[str, Any]) -> str | None:
-    """Return the reason to end the job now, or None."""
+    """Return the reason to end the job now, or None if it may continue."""
     if settings["expires"] is not None and time.time() >= settings["expires"]:
-        return "--max-hours is over"
+        return "--max-hours has passed"
     silent = time.time() - (folder / "heartbeat").stat().st_mtime
     if silent > settings["seconds"]:
         return f"no client has managed this job for {silent / 60:.1f} minutes"
@@ -56,14 +57,14 @@ def _reason(folder: Path, settings: dict[str, Any]) -> str | None:
 
 
 def _end_job(folder: Path, grace: float) -> None:
-    """Send SIGTERM to the wrapper, which passes it on; send SIGKILL after `grace` seconds."""
+    """Send SIGTERM to the wrapper, which forwards it to the job. Send SIGKILL after `grace` seconds."""
     deadline = time.monotonic() + grace
     number = signal.SIGTERM
     while is_locked(folder / "lock"):
         try:
             os.kill(int((folder / "pid").read_text()), number)
         except (OSError, ValueError) as error:
-            _say(f"the job cannot be asked: {error}")
+            _say(f"cannot send a signal to the job: {error}")
         while is_locked(folder / "lock") and (number == signal.SIGTERM and time.monotonic() < deadline):
             time.sleep(_POLL_SECONDS)
         if number == signal.SIGKILL:
@@ -73,7 +74,7 @@ def _end_job(folder: Path, grace: float) -> None:
 
 
 def _end_machine(machine: dict[str, Any]) -> None:
-    """End the machine through the provider, or else by a shutdown."""
+    """End the machine through the API of the provider. If this fails, shut it down."""
     key = os.environ.get("BUCKEYE_POD_KEY")
     pause = 1.0
     for _ in range(_ATTEMPTS if key else 0):
@@ -82,22 +83,22 @@ def _end_machine(machine: dict[str, Any]) -> None:
         )
         try:
             with urllib.request.urlopen(request, timeout=30):  # noqa: S310  an https URL of the provider
-                _say("the provider ends the machine")
+                _say("the provider has accepted the request to end the machine")
                 return
         except urllib.error.HTTPError as error:
             if error.code == 404:
                 return
-            _say(f"the provider answers {error.code}")
+            _say(f"the provider responds with status {error.code}")
             if error.code in (401, 403):
                 break
         except OSError as error:
-            _say(f"the provider does not answer: {error}")
+            _say(f"no response from the provider: {error}")
         time.sleep(pause)
         pause = min(2 * pause, _LONGEST_PAUSE)
     try:
         subprocess.run(["shutdown", "-h", "now"], check=False, timeout=60)  # noqa: S607  systems have it in different folders
     except (OSError, subprocess.TimeoutExpired) as error:
-        _say(f"the machine cannot be shut down: {error}")
+        _say(f"cannot shut down the machine: {error}")
 
 
 def _say(text: str) -> None:

@@ -1,8 +1,13 @@
 """Run a job and record its exit code: `python -m buckeye.remote.pod.wrapper JOB`.
 
-The folder JOB has `job.json` (see `read_job`) and, once the job runs: `lock`, held while this process lives;
-`pid`, of this process; `log`, all output; `rc`, the exit code, which is written last and atomically. `env`
-has keys as JSON. Only the job's user can read it, and it is deleted as soon as it was read.
+Files in the folder JOB:
+
+- `job.json`: the settings of the job (see `read_job`)
+- `env`: keys as JSON. Only the user of the job can read the file. This process reads it and deletes it.
+- `lock`: locked while this process lives
+- `pid`: id of this process
+- `log`: output of the job
+- `rc`: exit code of the job, written after all other files
 """
 
 from __future__ import annotations
@@ -22,28 +27,28 @@ RUNS_ALREADY, ENDED_ALREADY = 73, 74
 
 
 def read_job(folder: Path) -> dict[str, Any]:
-    """Return `job.json`: `argv`, `cwd`, `env`, `output_dir` (in cwd, or absolute), `dead_man`.
+    """Return the content of `job.json`: `argv`, `cwd`, `env`, `output_dir` and `dead_man`.
 
-    `dead_man` has the settings of `watchdog`.
+    `output_dir` is relative to `cwd`, or absolute. `dead_man` has the settings of `watchdog`.
     """
     found: dict[str, Any] = json.loads((folder / "job.json").read_text())
     return found
 
 
 def carry_out(folder: Path) -> int:
-    """Run the job once, and return its exit code."""
+    """Run the job, unless it runs or has already ended, and return its exit code."""
     if try_lock(folder / "lock") is None:
         return RUNS_ALREADY
     if (folder / "rc").exists():
         return ENDED_ALREADY
     children: list[subprocess.Popen[bytes]] = []
-    asked = _hand_on_signals(children)
+    asked = _forward_signals(children)
     write_file(folder / "pid", str(os.getpid()))
     job = read_job(folder)
     secrets = _take_secrets(folder / "env")
     if job["dead_man"] is not None:
-        _start_dead_man(folder, secrets)
-    secrets.pop("BUCKEYE_POD_KEY", None)  # only the watchdog needs it
+        _start_watchdog(folder, secrets)
+    secrets.pop("BUCKEYE_POD_KEY", None)  # only the watchdog needs this key
     code = 128 + signal.SIGTERM if asked else _run(job, folder / "log", secrets, children, asked)
     write_file(folder / "rc", str(code))
     return code
@@ -59,8 +64,8 @@ def _take_secrets(path: Path) -> dict[str, str]:
     return found
 
 
-def _start_dead_man(folder: Path, secrets: dict[str, str]) -> None:
-    """Start the watchdog in its own session, so that it survives if this process is killed."""
+def _start_watchdog(folder: Path, secrets: dict[str, str]) -> None:
+    """Start the watchdog in its own session, so that it continues if this process is killed."""
     key = {name: secrets[name] for name in ("BUCKEYE_POD_KEY",) if name in secrets}
     with (folder / "dead_man.log").open("ab") as log:
         subprocess.Popen(  # noqa: S603  a list of args, without a shell
@@ -73,17 +78,17 @@ def _start_dead_man(folder: Path, secrets: dict[str, str]) -> None:
         )
 
 
-def _hand_on_signals(children: list[subprocess.Popen[bytes]]) -> list[int]:
-    """Pass signals on to the child, once it exists; return the list that collects the signals."""
+def _forward_signals(children: list[subprocess.Popen[bytes]]) -> list[int]:
+    """Send SIGTERM to the children when this process gets a signal. Return the list of received signals."""
     asked: list[int] = []
 
-    def hand_on(number: int, _frame: object) -> None:
+    def forward(number: int, _frame: object) -> None:
         asked.append(number)
         for child in children:
             child.send_signal(signal.SIGTERM)
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, hand_on)
+        signal.signal(number, forward)
     return asked
 
 
@@ -117,7 +122,7 @@ def _run(
 
 
 def _end_with_parent() -> None:
-    """Send SIGTERM, not SIGKILL, to the job when its parent dies, so that it can write a checkpoint."""
+    """Let Linux send SIGTERM to the job when its parent dies, so that the job can write a checkpoint."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGTERM, 0, 0, 0)
 

@@ -1,1 +1,1 @@
-"""Sources of machines: a rental service, or a list of hosts."""
+"""The API of Prime Intellect, which rents machines."""

@@ -24,7 +24,7 @@ _ATTEMPTS, _RETRY_SECONDS = 3, 5.0
 
 
 class PrimeProvider:
-    """Provider `prime`. A context manager: its end closes the HTTP connections."""
+    """The provider `prime`. Use it as a context manager, which closes the HTTP connections at its end."""
 
     name = "prime"
 
@@ -40,9 +40,9 @@ class PrimeProvider:
         self._api.close()
 
     def offers(self, gpus: GpuSpec, *, disk_gb: int) -> list[Offer]:
-        """Return all offers with GPUs of the type; an offer may have fewer or more GPUs than requested.
+        """Return all offers with GPUs of the requested type, and any number of GPUs.
 
-        An empty answer is retried, because some servers may briefly list no offers.
+        An empty list is requested again, because some servers of the provider briefly list no offers.
         """
         rows: list[Any] = []
         for attempt in range(_ATTEMPTS):
@@ -69,10 +69,11 @@ class PrimeProvider:
     def create(
         self, offer: Offer, name: str, *, public_key: str | None = None, max_price: float | None = None
     ) -> Pod:
-        """Order the machine once. If it is unknown whether the order succeeded, search the pods by name.
+        """Order the machine of an offer, and return its pod.
 
-        `public_key` is the line of `authorized_keys` that may log in. None: the keys of the account. Raises
-        OfferRefusedError if the order created no pod, and another offer might be accepted.
+        The order is sent once. Without a valid response, the pod is searched by its name. `public_key` is the
+        line of `authorized_keys` for the login (None: the keys of the account). Raises OfferRefusedError if
+        the order created no pod, and another offer might be accepted.
         """
         order = self._order(offer, name, public_key, max_price)
         try:
@@ -86,7 +87,7 @@ class PrimeProvider:
             raise OfferRefusedError(f"{error}; no pod was created") from None
 
     def status(self, pod_id: str) -> PodStatus:
-        """Return the state of a pod. A pod that `/pods/status` does not list is requested individually."""
+        """Return the state of a pod. If `/pods/status` does not list the pod, request `/pods/ID`."""
         answer = self._api.get("/pods/status", {"pod_ids": [pod_id]})
         entries = answer.get("data")
         if not isinstance(entries, list):
@@ -103,14 +104,14 @@ class PrimeProvider:
             return PodStatus(state="gone", detail="unknown to the provider")
 
     def terminate(self, pod_id: str) -> None:
-        """Request the end of a pod. An unknown pod counts as ended."""
+        """Request the end of a pod. A pod that the provider does not know counts as ended."""
         try:
             self._api.delete(f"/pods/{pod_id}")
         except NotFoundError:
             return
 
     def pod_url(self, pod_id: str) -> str:
-        """Return the URL whose DELETE ends a pod."""
+        """Return the URL of a pod. A DELETE request to this URL ends the pod."""
         return f"{self._account.url}/api/v1/pods/{pod_id}"
 
     def pods(self) -> list[Pod]:

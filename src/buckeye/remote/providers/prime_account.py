@@ -29,8 +29,8 @@ class PrimeAccount:
 def prime_account() -> PrimeAccount:
     """Return the account from PRIME_API_KEY, PRIME_API_BASE_URL, PRIME_TEAM_ID and PRIME_SSH_KEY_PATH.
 
-    They come from the environment or `.env`, else from the configuration of the `prime` program,
-    `~/.prime/config.json`. Raises UsageError.
+    These variables come from the environment or `.env`. The default values come from `~/.prime/config.json`,
+    the configuration of the program `prime`. Raises UsageError if no API key is found or a value is invalid.
     """
     known = variables()
     stored = _stored()
@@ -55,7 +55,7 @@ def prime_account() -> PrimeAccount:
 def _ssh_key(asked: str | None, stored: str | None) -> Path | None:
     """Return the path of the private key that the user chose, or None.
 
-    `prime` stores `~/.ssh/id_rsa` if the user chose no key. This path counts only if the file exists.
+    If the user chose no key, `prime` stores `~/.ssh/id_rsa`. This path is returned only if the file exists.
     """
     named = asked or stored
     if not named:

@@ -1,4 +1,4 @@
-"""Requests to the API of Prime Intellect: deadlines, retries, pages, and one message per failure."""
+"""Client for the HTTP API of Prime Intellect, with deadlines, retries, paged lists, and error messages."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 _TIMEOUT = httpx.Timeout(30.0, connect=10.0)
 _DEADLINE_SECONDS = 120.0
-_UNREACHED_SECONDS = 15.0  # if no request has ever succeeded: no network, or a wrong address
+_UNREACHED_SECONDS = 15.0  # deadline before the first response, because the network or the URL may be wrong
 _FIRST_WAIT, _LONGEST_WAIT = 1.0, 30.0
 _PAGE_SIZE = 100
 _MOST_PAGES = 50
@@ -36,7 +36,7 @@ Params = Mapping[str, str | int | list[str]]
 
 
 class UnansweredError(RemoteError):
-    """No valid response arrived. The request may or may not have been carried out."""
+    """No valid response arrived. The server may or may not have carried out the request."""
 
     code = "BK-NETWORK"
 
@@ -46,7 +46,7 @@ class UnreachedError(UnansweredError):
 
 
 class RejectedError(RemoteError):
-    """The request was rejected and not carried out."""
+    """The server rejected the request and did not carry it out."""
 
     code = "BK-PROVIDER"
 
@@ -56,7 +56,7 @@ class NotFoundError(RejectedError):
 
 
 class _LaterError(RemoteError):
-    """Too many requests. `seconds` is the time to wait, if the server reports it."""
+    """The server received too many requests. `seconds` is the time to wait, if the server reports it."""
 
     code = "BK-PROVIDER"
 
@@ -66,10 +66,11 @@ class _LaterError(RemoteError):
 
 
 class PrimeApi:
-    """A JSON client.
+    """Client for the JSON API.
 
-    Requests that are safe to repeat are retried with growing pauses, for two minutes, or for 15 seconds if
-    no request has succeeded yet. Orders are not retried. Waits are logged as warnings.
+    GET and DELETE requests are retried with growing pauses, for two minutes. If the server has not responded
+    to any request yet, they are retried for 15 seconds. POST requests are not retried without a response,
+    because they may order a machine. Each retry is logged as a warning.
     """
 
     def __init__(self, account: PrimeAccount, *, transport: httpx.BaseTransport | None = None) -> None:
@@ -92,19 +93,19 @@ class PrimeApi:
         return self._request("GET", path, params=params)
 
     def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Place an order once and return the answer.
+        """Send a POST request, and return the JSON object of the response.
 
-        Raises UnansweredError if it is unknown whether the order was carried out, RejectedError if it was
-        not, and other RemoteError if the account does not permit it.
+        Raises UnansweredError if it is unknown whether the server carried out the request, RejectedError if
+        the server rejected it, and AccountError if the account does not permit it.
         """
         return self._request("POST", path, body=body, repeat=False)
 
     def delete(self, path: str) -> None:
-        """Delete an object; an empty answer is valid. Raises RemoteError."""
+        """Send a DELETE request. An empty response is valid. Raises RemoteError."""
         self._request("DELETE", path, empty=True)
 
     def numbered_pages(self, path: str, params: Params) -> Iterator[Any]:
-        """Yield every item of a list with pages 1, 2, ..."""
+        """Yield every item of a list whose pages are numbered from 1."""
         numbered = ({**params, "page": page, "page_size": _PAGE_SIZE} for page in itertools.count(1))
         return self._pages(path, lambda _: next(numbered), "items", "totalCount")
 
@@ -113,7 +114,7 @@ class PrimeApi:
         return self._pages(path, lambda found: {"offset": found, "limit": _PAGE_SIZE}, "data", "total_count")
 
     def _pages(self, path: str, params: Callable[[int], Params], key: str, total_key: str) -> Iterator[Any]:
-        """Yield every item of a list. `params(n)` returns those of the page after n items."""
+        """Yield every item of a list. `params(n)` returns the query of the page after the first n items."""
         found = 0
         for _ in range(_MOST_PAGES):
             answer = self.get(path, params(found))
@@ -222,9 +223,9 @@ class PrimeApi:
 
 
 def error_text(body: str) -> str:
-    """Return the message in the body of an error.
+    """Return the message in the body of an error response.
 
-    The service sends either one text, or a list of fields with their errors, in two formats.
+    The service sends either a text, or a list of fields with their errors in one of two formats.
     """
     try:
         found = json.loads(body)

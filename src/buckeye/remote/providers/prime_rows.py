@@ -1,4 +1,4 @@
-"""Tolerant parsing of Prime Intellect's answers: offers, pods, and states of pods."""
+"""Parse the responses of Prime Intellect to offers, pods, and states of pods. Most fields may be missing."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _IMAGES = (
     "ubuntu_22_cuda_12",
 )
 """Images that work with a driver for CUDA 12, best first."""
-_DISK_TAKEN_GB = {"runpod": 40}  # used by the file system of the image, out of the ordered disk
+_DISK_TAKEN_GB = {"runpod": 40}  # GB of the ordered disk that the file system of the image uses
 
 
 class Amount(msgspec.Struct, rename="camel"):
-    """Possible amounts of disk, processors or memory of an offer, and the price of one unit per hour."""
+    """Possible amounts of disk, CPUs or memory of an offer, and the price of one unit per hour."""
 
     min_count: float | None = None
     default_count: float | None = None
@@ -36,7 +36,7 @@ class Amount(msgspec.Struct, rename="camel"):
     default_included_in_price: bool | None = None
 
     def cost(self, count: float | None) -> float:
-        """Return the price per hour of `count` units, in addition to the offer's base price."""
+        """Return the price per hour of `count` units, in addition to the base price of the offer."""
         wanted = self.default_count if count is None else count
         free = self.default_count if self.default_included_in_price else 0
         return max(0.0, (wanted or 0) - (free or 0)) * (self.price_per_unit or 0)
@@ -52,7 +52,7 @@ class Prices(msgspec.Struct, rename="camel"):
 
 
 class OfferRow(msgspec.Struct, rename="camel"):
-    """An offered machine."""
+    """An offered machine, as the API describes it."""
 
     cloud_id: str
     gpu_type: str
@@ -74,7 +74,7 @@ class OfferRow(msgspec.Struct, rename="camel"):
 
 
 class PodStatusRow(msgspec.Struct, rename="camel"):
-    """State of a pod, from either endpoint."""
+    """State of a pod, from `/pods/status` or `/pods/ID`."""
 
     status: str = "UNKNOWN"
     ssh_connection: Any = None
@@ -88,7 +88,7 @@ class PodStatusRow(msgspec.Struct, rename="camel"):
 
 
 class PodRow(msgspec.Struct, rename="camel"):
-    """A pod, from a list or a single request."""
+    """A pod, from the list of pods or the response to an order."""
 
     id: str
     name: str | None = None
@@ -131,7 +131,10 @@ def parse_offer(row: Any, *, disk_gb: int) -> Offer:
 
 
 def _unfit(row: OfferRow, base: float | None, disk_gb: int, image: str | None) -> str | None:
-    """Return the reason why a row cannot be used, or None. An unknown stock counts as out of stock."""
+    """Return the reason why Buckeye cannot use an offer, or None.
+
+    If the stock is unknown, the offer counts as out of stock.
+    """
     prices = row.prices or Prices()
     if row.is_spot or prices.is_variable:
         return "can be taken away, or changes its price"
@@ -157,7 +160,7 @@ def _disk_size(row: OfferRow, disk_gb: int) -> int:
 
 
 def make_order(offer: Offer) -> dict[str, Any]:
-    """Return the `pod` part of an order, with the row's values."""
+    """Return the object `pod` of an order, with the values of the offer."""
     row = offer.row
     order = {
         name: row.get(name) for name in ("cloudId", "gpuType", "socket", "gpuCount", "country", "security")
@@ -202,7 +205,7 @@ def parse_status(found: Mapping[str, Any]) -> PodStatus:
     progress = None if row.installation_progress is None else min(1.0, row.installation_progress / 100)
     failure = row.installation_failure
     if failure is None and row.status in ("ERROR", "STOPPED"):
-        failure = f"the provider says {row.status}"
+        failure = f"the provider reports {row.status}"
     return PodStatus(
         state=_state(row, failure, ssh),
         detail=row.status if row.status != "ACTIVE" else (row.installation_status or "ACTIVE"),
@@ -225,7 +228,7 @@ def _state(row: PodStatusRow, failure: str | None, ssh: tuple[SshTarget, ...]) -
 
 
 def _targets(row: PodStatusRow) -> tuple[SshTarget, ...]:
-    """Return one address per node; empty if an address is missing or invalid."""
+    """Return one address per node, or () if an address is missing or invalid."""
     lines = [line for line in _listed(row.ssh_connection) if line]
     if not lines or None in _listed(row.ssh_connection):
         lines = _mapped(row)
@@ -236,7 +239,7 @@ def _targets(row: PodStatusRow) -> tuple[SshTarget, ...]:
 
 
 def _mapped(row: PodStatusRow) -> list[str]:
-    """Return addresses from the IP addresses and the external port that maps to port 22."""
+    """Return addresses for ssh, made of the IP addresses and the external port for port 22."""
     for entry in _listed(row.prime_port_mapping):
         if isinstance(entry, dict) and (entry.get("usedBy") == "SSH" or str(entry.get("internal")) == "22"):
             outside = str(entry.get("external"))
