@@ -53,7 +53,7 @@ def notes(tmp_path):
     ("held", "changes", "state", "reason"),
     [
         (True, {}, "starting", "Waiting for the pod: PROVISIONING 40%"),
-        (False, {}, "failed", "the starting command was killed after: Waiting for the pod"),
+        (False, {}, "failed", "the command that starts the run was killed during: Waiting for the pod"),
         (False, {"state": "over", "doing": "No offer fits."}, "failed", "No offer fits."),
     ],
 )

@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 
 
 class Console:
-    """Text stream that becomes silent once its reader is gone. Otherwise it behaves as the wrapped stream."""
+    """Wrapper of a text stream. After the reader has closed the stream, it drops all text."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -45,10 +45,10 @@ class Console:
 
 
 def protect_output() -> None:
-    """Keep this process running when its stdout or stderr is closed, or the disk of that file is full.
+    """Keep this process running when its stdout or stderr is closed, or is a file on a full disk.
 
-    A terminal or pipe becomes silent once it is closed. A file gets whole lines only, and loses lines while
-    its disk is full. A replaced stdout or stderr stays unchanged.
+    Output to a closed terminal or pipe is dropped. A file gets only whole lines, and no lines while its disk
+    is full. If a caller has replaced `sys.stdout` or `sys.stderr`, the replacement stays unchanged.
     """
     files: dict[tuple[int, int], LineStream] = {}  # one stream per file: stderr and stdout often share one
     for name in ("stdout", "stderr"):

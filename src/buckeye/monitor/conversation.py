@@ -13,7 +13,7 @@ from buckeye.monitor.rollouts import RecordedRollout, split_messages
 
 @dataclass(frozen=True, slots=True)
 class RecordedToolCall:
-    """Tool call; `arguments` are the text that the model wrote."""
+    """Tool call. `arguments` is the text that the model wrote."""
 
     id: str
     name: str
@@ -42,16 +42,16 @@ def conversation(rollout: RecordedRollout) -> list[RecordedMessage]:
     if rollout.messages:
         return [parse_message(message) for message in rollout.messages]
     return [
-        RecordedMessage(role=role or "text", text=said)
+        RecordedMessage(role=role or "text", text=message)
         for text in rollout.text
-        for role, said in split_messages(text)
+        for role, message in split_messages(text)
     ]
 
 
 def parse_message(given: Mapping[str, Any]) -> RecordedMessage:
     """Convert a message in OpenAI's format, as environments write it.
 
-    Any part may be missing or of another type. Reasoning may precede the text.
+    Any part may be missing or of another type. The text may begin with reasoning in `<think>` tags.
     """
     text, reasoning = (
         content_text(given.get("content")),
@@ -80,7 +80,7 @@ def _calls(given: Any) -> Iterator[RecordedToolCall]:
 def content_text(content: Any) -> str:
     """Return a message's content as text.
 
-    A part of another kind is shown by its name, and any other value as JSON.
+    A part without text becomes its type, such as `[image_url]`. Any other value becomes JSON.
     """
     if content is None or isinstance(content, str):
         return content or ""

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 Confidence = Literal["sure", "likely", "possible"]
-"""Degree of certainty. `sure`: observed, and impossible in a correct run. `likely`: beyond chance, without
-another known explanation. `possible`: worth checking.
+"""Degree of certainty. `sure`: the run has the problem, and a correct run cannot have it. `likely`: chance
+does not explain the values, and no other explanation is known. `possible`: the user should check it.
 """
 CONFIDENCES: tuple[Confidence, ...] = ("sure", "likely", "possible")
 
@@ -25,8 +25,9 @@ class Evidence:
 class Finding:
     """Problem of a run in the steps from `since` to `until`.
 
-    `seen` is the observation as text. `cause` and `advice` are clauses; `command` shows more. `figures` are
-    the underlying numbers, and `evidence` has further facts.
+    `seen` is the observation as text. `cause` and `advice` are clauses of the sentence that `str` returns.
+    `command` is a command that shows details. `figures` are the numbers of the observation, and `evidence`
+    has further facts.
     """
 
     name: str

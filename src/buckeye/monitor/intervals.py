@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 _MIN_DIFFERENT_CLUSTERS = 6
-"""`paired_difference` uses the variance between clusters only if at least this many have an unusual change. A
-change is unusual if it differs from the most common change. With five changes in one direction, a sign test
-has p = 0.06.
+"""`paired_difference` uses the variance between clusters only if at least this number of clusters has an
+unusual change. A change is unusual if it differs from the most common change. With five changes in one
+direction, a sign test has p = 0.06.
 """
 
 _NORMAL = 1.959964
@@ -48,7 +48,7 @@ def pass_at_k(n: int, passed: int, k: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class ScoredTask:
-    """Rewards of one task's scored rollouts, at least one; tasks with equal `cluster` are related."""
+    """Rewards of the scored rollouts of one task, at least one. Tasks with equal `cluster` are related."""
 
     cluster: str
     rewards: tuple[float, ...]
@@ -62,7 +62,7 @@ def mean_reward(tasks: Sequence[ScoredTask]) -> Estimate:
 def mean_pass_at_k(tasks: Sequence[ScoredTask], k: int, *, pass_reward: float = 1.0) -> Estimate | None:
     """Return pass@k over tasks; a reward of at least `pass_reward` is a pass.
 
-    None without tasks, or if a task has fewer than k scored rollouts.
+    Return None without tasks, or if a task has fewer than k scored rollouts.
     """
     if not tasks or min(len(t.rewards) for t in tasks) < k:
         return None
@@ -71,7 +71,7 @@ def mean_pass_at_k(tasks: Sequence[ScoredTask], k: int, *, pass_reward: float = 
 
 
 def wilson_interval(successes: float, n: float, z: float = _NORMAL) -> tuple[float, float]:
-    """Return the Wilson score interval of a proportion (Wilson 1927), 95 % by default. (0, 1) for n = 0."""
+    """Return the Wilson score interval (Wilson 1927) of a proportion, by default 95 %; (0, 1) for n = 0."""
     if n == 0:
         return 0.0, 1.0
     p = successes / n

@@ -1,7 +1,7 @@
 """Metrics file `metrics.jsonl`: every process of a run appends one JSON object per event.
 
-`RunMetrics` joins them by step, and all views of a run's numbers use it. `Stopwatch` and `BusyClock` measure
-the durations.
+`RunMetrics` joins the records by step. All commands that show a run's numbers use it. `Stopwatch` and
+`BusyClock` measure the durations in the records.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ TRAINER_PROCESSES = ("trainer", "sft")
 """Processes that record trained steps."""
 
 _LARGEST = 1e30
-_OF_BATCHES = (*TRAINER_PROCESSES, "orchestrator")
-"""Processes that record completed steps. Other processes record measurements of weights."""
+_STEP_PROCESSES = (*TRAINER_PROCESSES, "orchestrator")
+"""Processes that record completed steps. All other processes record measurements of weights."""
 
 
 class MetricsLog:
@@ -49,7 +49,7 @@ class MetricsLog:
         write_when_room(self._path, lambda: self._file.append(line), what=what, needed=0)
 
     async def write_async(self, process: str, step: int, values: Mapping[str, Any]) -> None:
-        """Append a record as `write` does, while other tasks run."""
+        """Append a record like `write`. While the disk is full, other tasks continue."""
         line, what = self._line(process, step, values)
         await write_when_room_async(self._path, lambda: self._file.append(line), what=what, needed=0)
 
@@ -87,7 +87,7 @@ class MetricsTail:
 
 
 def read_metrics(path: Path) -> Iterator[Record]:
-    """Yield the records of a metrics file in order; none without a file."""
+    """Yield the records of a metrics file in order. A missing file has no records."""
     return filter(_is_record, read_json_lines(path))
 
 
@@ -95,8 +95,8 @@ def read_metrics(path: Path) -> Iterator[Record]:
 class StepMetrics:
     """Records of step `number` (from 0), by process.
 
-    `orchestrator` records the batch, `trainer` or `sft` the training on it, and other processes the weights
-    before it.
+    `orchestrator` records the batch of the step, and `trainer` or `sft` the training on this batch. Other
+    processes record measurements of the weights before this training.
     """
 
     number: int
@@ -141,12 +141,12 @@ class StepMetrics:
     def value(self, name: str) -> float | None:
         """Return a metric by `<process>/<name>`, such as `trainer/loss`, or by its name alone.
 
-        None if the metric is not recorded, or beyond 1e30: sums of such values overflow.
+        Return None if the metric is missing, or if it exceeds 1e30, because sums could overflow.
         """
         process, _, metric = name.partition("/")
         found = self.records[process].get(metric) if process in self.records else None
         records = (
-            self.records[process] for process in (*_OF_BATCHES, *self.records) if process in self.records
+            self.records[process] for process in (*_STEP_PROCESSES, *self.records) if process in self.records
         )
         for given in (found, *(record.get(name) for record in records)):
             if isinstance(given, int | float) and abs(given) <= _LARGEST:
@@ -157,9 +157,9 @@ class StepMetrics:
 class RunMetrics:
     """Records of a run, joined by step.
 
-    A restart begins a new attempt, which resumes from a checkpoint. Records of earlier attempts for its first
-    step and later steps are then invalid, for every process and in any line order. Measurements of the
-    weights before its first step stay valid.
+    A new attempt resumes from a checkpoint and may repeat steps. From the first step of the new attempt on,
+    the records of earlier attempts are then invalid, for all processes and in any order of the lines.
+    Measurements of the weights before this first step stay valid.
     """
 
     def __init__(self, records: Iterable[Record] = ()) -> None:
@@ -172,11 +172,11 @@ class RunMetrics:
     def add(self, record: Record) -> None:
         """Add a record."""
         step, process, attempt = record["step"], record["process"], _attempt(record)
-        if process in _OF_BATCHES and step < self._began.get(attempt, math.inf):
+        if process in _STEP_PROCESSES and step < self._began.get(attempt, math.inf):
             self._began[attempt] = step
-            self._records = {k: known for k, known in self._records.items() if not self._given_up(known)}
+            self._records = {k: known for k, known in self._records.items() if not self._is_superseded(known)}
         before = self._records.get((step, process))
-        if not self._given_up(record) and (before is None or _attempt(before) <= attempt):
+        if not self._is_superseded(record) and (before is None or _attempt(before) <= attempt):
             self._records[step, process] = record
 
     def steps(self) -> list[StepMetrics]:
@@ -195,10 +195,10 @@ class RunMetrics:
         return {s.number: value for s in self.steps() if (value := s.value(name)) is not None}
 
     def take(self, *, rest: bool = False) -> list[StepMetrics]:
-        """Return and remove the steps that expect no more records, in order.
+        """Remove the complete steps, and return them in order.
 
-        A step is complete if it is trained and its batch is recorded, or if a later step is trained. With
-        `rest`, return all steps: the run has ended.
+        A step is complete if its batch and its training are recorded, or if a later step is trained. With
+        `rest`, all steps are complete, because the run has ended.
         """
         steps = self.steps()
         newest = max((step.number for step in steps if step.trained is not None), default=-1)
@@ -208,9 +208,9 @@ class RunMetrics:
                 del self._records[step.number, process]
         return done
 
-    def _given_up(self, record: Record) -> bool:
-        """Return True if a later attempt restarted before this record."""
-        last = record["step"] if record["process"] in _OF_BATCHES else record["step"] - 1
+    def _is_superseded(self, record: Record) -> bool:
+        """Return True if a later attempt began at or before the step of this record."""
+        last = record["step"] if record["process"] in _STEP_PROCESSES else record["step"] - 1
         return any(attempt > _attempt(record) and first <= last for attempt, first in self._began.items())
 
 
@@ -228,7 +228,7 @@ def _attempt(record: Record) -> int:
 
 
 def _is_record(line: Record) -> bool:
-    """Return True if a line has the keys of a record; a file may contain anything."""
+    """Return True if a line has the keys of a record. A damaged file may contain other lines."""
     numbers = (line.get("step"), line.get("attempt", 1))
     return isinstance(line.get("process"), str) and all(isinstance(n, int) and n >= 0 for n in numbers)
 
@@ -236,8 +236,8 @@ def _is_record(line: Record) -> bool:
 class Stopwatch:
     """Durations in seconds by cause, between two records.
 
-    Every record has all causes, so that columns of `metrics.jsonl` have no gaps. `idle` is the cause for
-    waiting for other processes, if there is one.
+    Every record has all causes, so that columns of `metrics.jsonl` have no gaps. `idle` names the cause that
+    is the wait for other processes, if any.
     """
 
     def __init__(self, *causes: str, idle: str | None = None) -> None:
@@ -270,7 +270,10 @@ class Stopwatch:
 
 
 class BusyClock:
-    """Measurement of busy and idle time: enter it for every activity; activities may overlap."""
+    """Context manager that measures busy and idle time.
+
+    Enter it for every activity. Activities may overlap.
+    """
 
     def __init__(self) -> None:
         self.seconds = 0.0

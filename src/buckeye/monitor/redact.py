@@ -30,10 +30,13 @@ _SHORTEST_SECRET = 8
 def redact(settings: Any, *, by_name: bool = True) -> Any:
     """Return a copy of JSON-like settings with secrets replaced by `(redacted)`.
 
-    A value is secret by its name (`api_key`, `openaiApiKey`, `token`, `headers`; not a number such as
-    `max_tokens`), if it equals an environment variable with such a name, if it looks like a known kind of
-    key, or if it follows `Bearer`. In a URL, the login is secret, and so are query values with such names.
-    Names do not count without `by_name`: a column named `tokens` has no secrets.
+    These texts are secrets:
+
+    - a text with a secret name: `api_key`, `openaiApiKey`, `token`, `headers`, ... (not with `by_name=False`,
+      for data that may have a column `tokens`)
+    - the value of an environment variable or key that has a secret name
+    - a text that has the format of a known kind of key, or that follows `Bearer`
+    - in a URL, the login, and the values of query parameters that have secret names
     """
     return _redacted(settings, _values_of_secret_variables(), by_name)
 
@@ -56,7 +59,7 @@ def _is_secret(name: str) -> bool:
 
 
 def _hidden(value: Any) -> Any:
-    """Hide text, also inside mappings and lists. Numbers, booleans and empty texts are not secrets."""
+    """Replace all texts of a value, also inside mappings and lists. Other values are not secrets."""
     if isinstance(value, Mapping):
         return {name: _hidden(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
@@ -77,7 +80,7 @@ def _query_without_secret(pair: re.Match[str]) -> str:
 
 
 def _values_of_secret_variables() -> frozenset[str]:
-    """Return the values of known keys, from all sources."""
+    """Return the values of all environment variables and keys that have a secret name."""
     try:
         known: Mapping[str, str] = variables()
     except UsageError:  # a damaged file contains no usable key

@@ -1,4 +1,4 @@
-"""Rollback advice for a run with a collapsed policy."""
+"""Advice for a run whose policy collapsed: the commands of a rollback."""
 
 from __future__ import annotations
 
@@ -15,13 +15,17 @@ _SLOWER = 10.0
 def rollback_advice(run: Path, since: int) -> str:
     """Return the commands that roll back a policy that collapsed at step `since`.
 
-    They fork the run from the newest earlier checkpoint, with a tenth of the learning rate.
+    The commands fork the run from the newest checkpoint before the collapse, with a tenth of the learning
+    rate.
     """
     rate = _rate(run)
     flag = f"--trainer.optim.lr {rate / _SLOWER:.3g}" if rate is not None else "a tenth of trainer.optim.lr"
     before = [info.step for info in list_checkpoints(run / "checkpoints") if 0 < info.step <= since]
     if not before:
-        return f"start again with {flag}, because no earlier checkpoint exists; `buckeye rl tune` finds one"
+        return (
+            f"start again with {flag}, because no earlier checkpoint exists; `buckeye rl tune` finds a "
+            "learning rate"
+        )
     step, name = max(before), shlex.quote(str(run))
     forked = shlex.quote(f"{run}-from-step-{step}")
     return f"`buckeye rl fork {name} --step {step}`, then `buckeye rl resume {forked} {flag}`"

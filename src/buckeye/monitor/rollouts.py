@@ -23,11 +23,12 @@ class RecordedRollout(msgspec.Struct, frozen=True, kw_only=True):
     """Recorded rollout: a line of a rollouts file.
 
     `group` is the index of the group in the run, and `number` the index of the rollout in its group.
-    `dropped` is the reason why the group was not trained on, or None. `text` is the prompt and the replies,
-    one text per training sample; `messages` is the conversation after the last reply. `advantages` are those
-    of each turn, None for an untrained rollout. Sampling of a `cut` rollout was ended early, before the
-    rollout became too old. A `retried` rollout failed and was run again; the next line has the new rollout.
-    `seconds` is the duration, and `ended` a time in seconds since the epoch.
+    `dropped` is the reason why the group was not trained on, or None. `text` has one text per training
+    sample, with prompt and replies. `messages` is the conversation after the last reply. `advantages` has a
+    number per turn; None for a rollout that was not trained on. `cut` is True if sampling was ended early,
+    because the rollout was too old for every later batch. `retried` is True if the rollout failed and was run
+    again; the next line has the retry. `seconds` is the duration, and `ended` the end in seconds since the
+    epoch.
     """
 
     group: int
@@ -80,7 +81,7 @@ class RecordedRollout(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def rollouts_file(step: int, *, dropped: bool = False) -> str:
-    """Return the file name of a step's rollouts: the trained ones, or those of dropped groups."""
+    """Return the file name of a step's rollouts: those that were trained on, or those of dropped groups."""
     return f"step_{step}.dropped.jsonl" if dropped else f"step_{step}.jsonl"
 
 
@@ -110,9 +111,9 @@ def read_rollouts(run: Path, step: int) -> tuple[list[RecordedRollout], int]:
 
 
 def _rollout(line: dict[str, Any], numbers: Counter[int]) -> RecordedRollout:
-    """Convert a line and set its number within the group; retries of one rollout share a number.
+    """Convert a line, and set the rollout's number in its group, which a retry keeps.
 
-    Raise `msgspec.ValidationError` if it is invalid.
+    Raise `msgspec.ValidationError` if the line is invalid.
     """
     rollout = msgspec.convert(line, RecordedRollout)
     numbered = msgspec.structs.replace(rollout, number=numbers[rollout.group])
@@ -120,10 +121,10 @@ def _rollout(line: dict[str, Any], numbers: Counter[int]) -> RecordedRollout:
     return numbered
 
 
-# A rollout as text.
+# Rollouts as text, for a terminal.
 
 _TURN = re.compile(r"<\|im_start\|>(\w+)\n(.*?)(?:<\|im_end\|>\n?|\Z)", re.DOTALL)
-"""Pattern of a message in the most common chat template; texts of other templates are shown unchanged."""
+"""Pattern of a message in the most common chat template. Texts of other templates are not split."""
 
 
 def rollout_lines(recorded: RecordedRollout, longest: int | None) -> Iterator[str]:
@@ -133,10 +134,10 @@ def rollout_lines(recorded: RecordedRollout, longest: int | None) -> Iterator[st
         "task": recorded.task_id,
         "environment": recorded.env,
         "reward": "none" if recorded.reward is None else f"{recorded.reward:g}",
-        "trained with": f"{recorded.shaped_reward:g}{_pairs(recorded.shaping)}"
+        "shaped reward": f"{recorded.shaped_reward:g}{_pairs(recorded.shaping)}"
         if recorded.shaping and recorded.shaped_reward
         else "",
-        "of turns": ", ".join(f"{reward:g}" for reward in recorded.turn_rewards),
+        "turn rewards": ", ".join(f"{reward:g}" for reward in recorded.turn_rewards),
         "components": _pairs(recorded.components),
         **recorded.explanations,
         "ended by": f"{recorded.stop_reason}{' (cut off)' if recorded.truncated else ''}",
@@ -153,12 +154,12 @@ def rollout_lines(recorded: RecordedRollout, longest: int | None) -> Iterator[st
     for number, text in enumerate(recorded.text, 1):
         yield f"\n--- text {number} of {len(recorded.text)} ---" if len(recorded.text) > 1 else ""
         shown = text if longest is None else shorten_middle(text, longest, "; --full shows them")
-        for role, said in split_messages(shown):
-            yield f"[{role}]\n{printable(said)}" if role else printable(said)
+        for role, message in split_messages(shown):
+            yield f"[{role}]\n{printable(message)}" if role else printable(message)
 
 
 def shorten_middle(text: str, longest: int, how: str = "") -> str:
-    """Return a text without its middle, and with a note, if it is longer than `longest`."""
+    """Replace the middle of a text with a note if the text is longer than `longest` characters."""
     cut = len(text) - longest
     if cut <= 0:
         return text

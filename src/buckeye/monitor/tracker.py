@@ -11,7 +11,7 @@ from buckeye.monitor.metrics import RECORD_KEYS, StepMetrics
 
 @dataclass
 class Tracker:
-    """Experiment tracker. Its run has the id `run_id`.
+    """Experiment tracker, such as Weights & Biases. The tracker's run has the id `run_id`.
 
     `begin`, `log` and `finish` may raise any exception. `folder` names its folder in the run directory, its
     Python module, and the extra of pip that installs it.
@@ -31,7 +31,7 @@ class Tracker:
         """Send the records of a step."""
 
     def finish(self, *, failed: bool) -> None:
-        """Send the rest at the end of the run."""
+        """Send all unsent data, because the run has ended."""
 
     @property
     def rest(self) -> str:

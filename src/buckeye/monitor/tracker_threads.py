@@ -1,8 +1,7 @@
 """Logging of a run to Weights & Biases, Trackio and TensorBoard: one tracker run for all processes.
 
-For each tracker a thread of the launcher follows `metrics.jsonl` and sends every completed step. The run's
-processes are independent of this thread: they do not wait for it, and continue if it fails. A restarted
-process continues to be logged.
+For each tracker, a thread of the launcher follows `metrics.jsonl` and sends every completed step. The
+processes of the run do not wait for this thread, and continue if it fails.
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ def log_to_trackers(
 ) -> Iterator[None]:
     """Send the run's metrics to the trackers in `settings` during the block.
 
-    Tracker failures are warnings, never errors: all numbers are in `metrics.jsonl`.
+    A failure of a tracker is only a warning, because all numbers are in `metrics.jsonl`.
     """
     described = redact(config.model_dump(mode="json"))
     followers = [
@@ -107,7 +106,7 @@ def tracker_class(settings: Settings) -> type[Tracker]:
 
 
 class _Follower:
-    """Thread of a tracker. It stores the position in `metrics.jsonl` of the next record to send."""
+    """Thread of a tracker. At its end, it stores the position after the last sent record of the metrics."""
 
     def __init__(self, tracker: Tracker) -> None:
         self._tracker = tracker
@@ -125,11 +124,11 @@ class _Follower:
         self._ended.set()
 
     def wait(self, deadline: float) -> None:
-        """Wait until everything is sent, or the deadline passes; data on disk can be sent later."""
+        """Wait until all steps are sent, or the deadline passes. The user can send data on disk later."""
         self._thread.join(max(0.0, deadline - time.monotonic()))
         if self._thread.is_alive():
             log.warning(
-                "%s has not taken everything within %.0f s. The rest: %s",
+                "%s has not received all metrics within %.0f s. The rest: %s",
                 self._tracker.title,
                 _FINISH_SECONDS,
                 self._tracker.rest,
@@ -159,7 +158,7 @@ class _Follower:
         if self._lost:
             log.warning("%s lacks %d steps, which are in %s", self._tracker.title, self._lost, self._metrics)
             return
-        # not earlier: data in the library's memory is lost if the process is killed
+        # written last: if the process is killed, data in the library's memory is lost and must be sent again
         write_file(self._position, json.dumps({"id": self._tracker.run_id, "position": tail.position}))
 
     def _log(self, step: StepMetrics) -> None:
@@ -169,14 +168,12 @@ class _Follower:
         except Exception as error:
             self._lost += 1
             if self._lost == 1:
-                log.warning(
-                    "%s does not take step %d: %s", self._tracker.title, step.number, error_summary(error)
-                )
+                log.warning("%s rejected step %d: %s", self._tracker.title, step.number, error_summary(error))
 
     def _sent_before(self) -> int:
         """Return the position after the last attempt that ended normally.
 
-        Data of a killed attempt is sent again: duplicates are harmless on a step axis, gaps are not.
+        Data of a killed attempt is sent again, because duplicates of a step are harmless, but gaps are not.
         """
         try:
             sent = read_json(self._position)

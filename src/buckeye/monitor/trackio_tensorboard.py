@@ -1,4 +1,4 @@
-"""Trackio and TensorBoard, as alternatives to Weights & Biases. Imported only when used."""
+"""Trackio and TensorBoard, as alternatives to Weights & Biases. Their libraries are imported when used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Verdicts on attempts from counts of failures, and the levels of their log lines."""
+"""Verdicts on attempts by the share of failures, and the levels of log lines about them."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from buckeye.monitor.log import SUCCESS
 Verdict = Literal["passed", "partly", "failed", "not tried"]
 
 NEARLY_ALL = 0.9
-"""Failure share at which a verdict is `failed`."""
+"""Minimum share of failures for the verdict `failed`."""
 
 
 _POWERS_OF_TEN = {10**power for power in range(12)}
 
 
 def is_power_of_ten(count: int) -> bool:
-    """Return True if a repeated warning is logged at this count: the first time and at each power of ten."""
+    """Return True for 1, 10, 100, ... At these counts, a repeated warning is logged."""
     return count in _POWERS_OF_TEN
 
 
 def verdict(tried: int, bad: int = 0) -> Verdict:
     """Return the verdict on `tried` attempts with `bad` failures.
 
-    It is `passed` without failures, `failed` if nearly all failed, else `partly`. It is `not tried`, never
-    `passed`, without attempts.
+    The verdict is `not tried` without attempts, `passed` without failures, `failed` if nearly all attempts
+    failed, else `partly`.
 
     Raise `ValueError` unless 0 <= bad <= tried.
     """
     if not 0 <= bad <= tried:
-        raise ValueError(f"{bad} bad ones of {tried}")
+        raise ValueError(f"{bad} failures of {tried} attempts")
     if not tried:
         return "not tried"
     if bad >= NEARLY_ALL * tried:
@@ -41,8 +41,8 @@ def verdict(tried: int, bad: int = 0) -> Verdict:
 def rollouts_log_level(rollouts: int, *, errored: int, truncated: int) -> int:
     """Return the log level of a line about rollouts.
 
-    It is ERROR if nearly all failed or none was run, WARNING if nearly all others were truncated, else
-    SUCCESS.
+    The level is ERROR without rollouts or if nearly all failed, WARNING if nearly all others were truncated,
+    else SUCCESS.
     """
     if verdict(rollouts, errored) in ("failed", "not tried"):
         return logging.ERROR
@@ -52,6 +52,6 @@ def rollouts_log_level(rollouts: int, *, errored: int, truncated: int) -> int:
 def training_log_level(tried: int, *, left_out: int) -> int:
     """Return the log level of a line about training on `tried` samples or steps.
 
-    It is WARNING if nearly all were left out, else SUCCESS.
+    The level is WARNING if nearly all were left out, else SUCCESS.
     """
     return SUCCESS if verdict(tried, left_out) in ("passed", "partly") else logging.WARNING

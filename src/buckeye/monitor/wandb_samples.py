@@ -15,7 +15,7 @@ _COLUMNS = ("env", "task_id", "reward", "stop_reason", "error", "completion_toke
 
 
 def sample_values(run: Path, step: int, extras: WandbExtrasConfig) -> dict[str, Any]:
-    """Return a table of sample rollouts of a step, and histograms of reward and length.
+    """Return values to log for a step: a table of sample rollouts, and histograms of reward and length.
 
     The table has the first rollouts that the step trained on. The result is empty without rollouts.
     """

@@ -1,4 +1,4 @@
-"""Weights & Biases tracker: its server, or a local folder if offline or unreachable."""
+"""Tracker of Weights & Biases, online or offline."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ _UPLOAD_SECONDS = 60.0
 
 
 class WandbTracker(Tracker):
-    """Tracker on the server of Weights & Biases, or on disk if configured or if the server is unreachable."""
+    """Tracker of Weights & Biases.
+
+    It writes to disk if offline mode is set, or if the server is unreachable.
+    """
 
     title, folder = "Weights & Biases", "wandb"
 
@@ -34,7 +37,7 @@ class WandbTracker(Tracker):
                 self._run = self._init("online")
             except Exception as error:  # after any error, write to disk
                 log.warning("Weights & Biases cannot be used: %s", error_summary(error))
-                wandb.teardown()  # the failed library's process still holds the id
+                wandb.teardown()  # a process of the library still holds the run id
             else:
                 log.info("Weights & Biases: %s", self._run.url)
                 return
@@ -88,7 +91,7 @@ class WandbTracker(Tracker):
 def wandb_mode(settings: WandbConfig) -> Literal["online", "offline", "disabled"]:
     """Return the mode of the library: online, offline or disabled.
 
-    The variable WANDB_MODE can turn sending off, but not on.
+    The variable WANDB_MODE can turn uploads off, but cannot turn them on if the settings turn them off.
     """
     variable = os.environ.get("WANDB_MODE", "online")
     if variable == "disabled":

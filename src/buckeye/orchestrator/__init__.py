@@ -1,4 +1,4 @@
-"""Tasks to batches: runs rollouts, groups them, and computes rewards and advantages.
+"""Orchestrator: it runs rollouts of tasks, computes advantages per group, and writes batches for the trainer.
 
-Computes no gradients and starts no inference server.
+It computes no gradients and starts no inference server.
 """

@@ -58,15 +58,16 @@ class Scored:
 def group_advantages(
     rewards: Sequence[float], settings: GroupAdvantageConfig | TurnAdvantageConfig
 ) -> list[float]:
-    """Return the advantage of each reward, before a division by the deviation of the batch.
+    """Return the advantages of a group's rewards, before the division of `std_norm = "global"`.
 
-    A_i = R_i - mean(R) (Shao et al. 2024, GRPO, eq. 4 without the deviation; the deviation favors easy
-    and hard prompts, Liu et al. 2025, "Dr. GRPO"). Options:
+    A_i = R_i - mean(R). This is GRPO (Shao et al. 2024, eq. 4) without the division by the standard
+    deviation, which favors easy and hard prompts (Liu et al. 2025, "Dr. GRPO"). Options:
 
-    * `leave_one_out`: the baseline of i is the mean of the others: A_i * G / (G - 1) (Kool et al. 2019, RLOO)
-    * `std_norm = "local"`: divide by the group's population deviation
+    * `leave_one_out`: the baseline of rollout i is the mean of the other rewards, which multiplies A_i by
+      G / (G - 1) (Kool et al. 2019, RLOO)
+    * `std_norm = "local"`: divide by the population standard deviation of the group
 
-    Rewards without spread have advantages of exactly 0, independent of rounding in the mean.
+    If all rewards of the group are equal, all advantages are exactly 0, without a rounding error of the mean.
     """
     if not has_spread(rewards):
         return [0.0] * len(rewards)
@@ -81,7 +82,7 @@ def group_advantages(
 
 
 def turn_returns(rewards: Sequence[float], discount: float) -> list[float]:
-    """Return the discounted return from each turn: G_k = r_k + discount * G_(k+1)."""
+    """Return the discounted return of each turn: G_k = r_k + discount * G_(k+1)."""
     returns: list[float] = []
     following = 0.0
     for reward in reversed(rewards):
@@ -93,10 +94,10 @@ def turn_returns(rewards: Sequence[float], discount: float) -> list[float]:
 def turn_advantages(group: Sequence[Scored], settings: TurnAdvantageConfig) -> list[list[float]]:
     """Return the advantage of every turn of every rollout of a group.
 
-    `group_advantages` compares the return of turn k with the returns at turn k of all rollouts that reached
-    turn k. Zeng et al. 2025 (MT-GRPO, arXiv 2505.11821) also compare turns within a group, for two turns, and
-    add the advantage of the outcome. Here the return of a turn contains the outcome. A turn that only one
-    rollout reached has advantage 0.
+    The advantage of turn k compares its return with the returns of turn k in all rollouts of the group that
+    reached turn k. If only one rollout reached turn k, the advantage is 0. MT-GRPO (Zeng et al. 2025, arXiv
+    2505.11821) compares turns in a similar way, but adds the advantage of the outcome separately. Here the
+    return of each turn includes the outcome.
     """
     returns = [turn_returns(rollout.turn_rewards, settings.discount) for rollout in group]
     advantages: list[list[float]] = [[] for _ in group]
@@ -117,14 +118,14 @@ def check_advantage(settings: AdvantageConfig | None) -> None:
 def custom_advantages(group: Sequence[Scored], settings: CustomAdvantageConfig) -> list[list[float]]:
     """Return the advantages from the user's `function(group, **kwargs)`, per rollout and turn.
 
-    The function returns one number per rollout, or a list with one number per turn. Raise `UsageError` if it
-    is missing, fails, or returns anything else.
+    For each rollout, the function returns a number, or a list with a number per turn. Raise `UsageError` if
+    the function is missing, fails, or returns anything else.
     """
     function = load_user_function(settings.import_path, settings.kwargs, setting=_SETTING)
     try:
         values = list(function(group, **settings.kwargs))
         return [_turn_values(value, rollout) for value, rollout in zip(values, group, strict=True)]
-    except THIRD_PARTY_ERRORS as error:  # third-party code, or a result of the wrong form
+    except THIRD_PARTY_ERRORS as error:  # also for a result of the wrong form
         raise UsageError(
             f"the advantage function failed for a group of task {group[0].task.id!r}: "
             f"{type(error).__name__}: {strip_addresses(str(error))}",
@@ -148,8 +149,8 @@ def batch_advantages(
 ) -> list[list[list[float]]]:
     """Return the advantage of every turn of every rollout of every group.
 
-    With `settings = None` these are the raw rewards. `std_norm = "global"` divides by the population
-    deviation of all rewards of the batch.
+    With `settings = None`, the advantages are the rewards. `std_norm = "global"` divides by the population
+    standard deviation of all rewards of the batch.
     """
     advantages = [_group_turn_advantages(group, settings) for group in groups]
     if isinstance(settings, (GroupAdvantageConfig, TurnAdvantageConfig)) and settings.std_norm == "global":
@@ -169,7 +170,7 @@ def _group_turn_advantages(group: Sequence[Scored], settings: AdvantageConfig | 
 
 
 def has_spread(values: Sequence[float]) -> bool:
-    """Return True if the values differ. Rewards without spread have advantages of 0."""
+    """Return True if the rewards differ. Equal rewards have advantages of 0."""
     return max(values) - min(values) > _NO_SPREAD
 
 
@@ -181,32 +182,34 @@ def group_has_spread(group: Sequence[Scored], settings: AdvantageConfig | None) 
     return any(abs(a) > _NO_SPREAD for turns in _group_turn_advantages(group, settings) for a in turns)
 
 
-# Reward shaping: amounts added to the rewards of training rollouts, by cause. The raw reward is kept.
+# Reward shaping adds amounts, by cause, to the rewards of training rollouts. Logs keep the raw reward too.
 
 TRUNCATED = "length"
-"""Stop reason of a truncated rollout if its own reason is not listed."""
+"""Stop reason of a truncated rollout if `stop_reason_rewards` does not list its own stop reason."""
 _FUNCTION = "orchestrator.reward_shaping.function"
 
 
 class UserFunctionError(Exception):
-    """Failure of the user's reward-shaping function for one rollout; the message gives the reason."""
+    """The user's reward-shaping function failed for one rollout. The message has the reason."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RewardShaping:
     """Reward-shaping settings.
 
-    `max_length` is the length with the full overlong penalty; None: no overlong penalty.
+    Rollouts with more sampled tokens than `max_length` get the full overlong penalty. None: no overlong
+    penalty.
     """
 
     settings: RewardShapingConfig
     max_length: int | None
 
     def amounts(self, rollout: Scored) -> Mapping[str, float]:
-        """Return the amount that each configured cause adds to the reward; 0.0 if the cause does not apply.
+        """Return the amount to add to the reward for each configured cause; 0.0 if the cause does not apply.
 
-        `stop_reason` replaces the reward. `overlong` is `overlong_amount`, scaled. `function` is the result
-        of the user's function. Raise `UserFunctionError` if that function fails, and `UsageError` if it is
+        The amount of `stop_reason` turns the reward into the reward of the stop reason. The amount of
+        `overlong` is `overlong_amount` times `overlong_penalty`. The amount of `function` is the result of
+        the user's function. Raise `UserFunctionError` if this function fails, and `UsageError` if it is
         missing.
         """
         settings, amounts = self.settings, {}
@@ -235,7 +238,7 @@ def _user_amount(rollout: Scored, config: UserFunctionConfig) -> float:
     except OutcomeError as error:
         location = location_of_code(getattr(function, "__code__", None))
         raise UserFunctionError(f"{_FUNCTION}: {error}{location}") from None
-    except THIRD_PARTY_ERRORS as error:  # third-party code
+    except THIRD_PARTY_ERRORS as error:
         location = location_of(frames_of(error, CODE_FOLDER))
         reason = strip_addresses(f"{type(error).__name__}: {error}")
         raise UserFunctionError(f"{_FUNCTION}: {reason}{location}") from error
@@ -244,13 +247,13 @@ def _user_amount(rollout: Scored, config: UserFunctionConfig) -> float:
 def overlong_amount(length: int, max_length: int, cache: int) -> float:
     """Return the soft overlong punishment, from 0 to -1 (Yu et al. 2025, DAPO, arXiv 2503.14476, eq. 13).
 
-    0 up to max_length - cache, then ((max_length - cache) - length) / cache, and -1 beyond max_length.
+    The amount is 0 up to a length of max_length - cache, and -1 from max_length. It is linear in between.
     """
     return -min(1.0, max(0.0, (length - (max_length - cache)) / cache))
 
 
 def reward_shaping(config: OrchestratorConfig) -> RewardShaping | None:
-    """Return the configured reward shaping; None if not configured.
+    """Return the reward shaping of the configuration, or None.
 
     Raise `UsageError` if a configured function is missing.
     """

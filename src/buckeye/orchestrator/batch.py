@@ -1,4 +1,4 @@
-"""Batches for the trainer: samples, metrics, delivery, and the JSON record of the rollouts."""
+"""Batches for the trainer: make and write them, compute their metrics, and log their rollouts as JSON."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Advantages = Sequence[Sequence[Sequence[float]]]
 
 
 def advantages_of(groups: Sequence[Group], config: OrchestratorConfig) -> Advantages:
-    """Return the advantage of every turn. Raise `UsageError` as `batch_advantages` does."""
+    """Return the advantages of a batch. Raise `UsageError` if the user's advantage function fails."""
     return batch_advantages([[r.as_scored() for r in g.scored] for g in groups], config.advantage)
 
 
@@ -46,7 +46,7 @@ def make_batch(
     *,
     state: Mapping[str, Any],
 ) -> Batch:
-    """Return the batch with one sample per segment; every sampled token has the advantage of its turn."""
+    """Return a batch with one sample per segment. Every sampled token has the advantage of its turn."""
     samples = [
         sample
         for group, group_advantages in zip(groups, advantages, strict=True)
@@ -76,7 +76,7 @@ def _samples(rollout: Rollout, by_turn: Sequence[float], config: OrchestratorCon
 def batch_metrics(step: int, groups: Sequence[Group], config: OrchestratorConfig) -> dict[str, float]:
     """Return the metrics of one batch: reward, shaping, stop reasons, lengths, truncation, spread, age.
 
-    All rewards are the environment's raw rewards, except `shaped_reward/...`.
+    All rewards are the environment's raw rewards, except the metrics `shaped_reward/...`.
     """
     rollouts = [r for g in groups for r in g.scored]
     rewards = [r for g in groups for r in g.rewards]
@@ -120,16 +120,16 @@ def batch_metrics(step: int, groups: Sequence[Group], config: OrchestratorConfig
 
 
 def _mean_logprob(rollouts: Sequence[Rollout]) -> float:
-    """Return the mean log-prob of the sampled tokens, as the sampler computed it."""
+    """Return the mean log-prob of the sampled tokens, computed by the sampler."""
     segments = [segment for rollout in rollouts for segment in rollout.segments]
     sampled = sum(sum(segment.loss_mask) for segment in segments)
     return math.fsum(sum(segment.logprobs) for segment in segments) / max(1, sampled)
 
 
 def _shaping_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """Return the metrics of the shaped reward; empty without shaping.
+    """Return the metrics of the shaped reward; empty without reward shaping.
 
-    They include, for each cause, the mean amount and the share of rollouts with an amount other than 0.
+    For each cause, they include the mean amount, and the share of rollouts with an amount other than 0.
     """
     causes = dict.fromkeys(cause for rollout in rollouts for cause in rollout.shaping)
     if not causes:
@@ -166,12 +166,11 @@ async def write_rollouts(
     decode: Any,
     advantages: Advantages | None = None,
 ) -> None:
-    """Write one JSON line per rollout, including errored ones, and wait until the disk has room.
+    """Write one JSON line per rollout, including errored rollouts, as soon as the disk has room.
 
-    A line has the task, reward, advantages, components, text, messages and counts. `dropped` is the reason
-    why the group was dropped, or null. Failed attempts precede the rollout that replaced them; their
-    `retried` is true. `advantages` are aligned with `groups`. Pass None if the groups are not trained on.
-    Message content that JSON cannot represent is written as text.
+    `groups` are pairs of a group and the reason to drop it, or None. `advantages` has an entry for each
+    group; None if the groups are not trained on. If a failed rollout was retried, its line precedes the line
+    of the retry and has `retried` = true. Message content that JSON cannot represent is written as text.
     """
     advantages_by_group = advantages if advantages is not None else [None] * len(groups)
     epoch = time.time() - asyncio.get_running_loop().time()
@@ -214,7 +213,7 @@ async def write_rollouts(
 def _with_advantages(
     group: Group, advantages: Sequence[Sequence[float]] | None
 ) -> Iterator[tuple[Rollout, bool, list[float] | None]]:
-    """Yield every attempt of a group, whether it was retried, and its advantages if it has a reward."""
+    """Yield each attempt of a group, True if it was retried, and its advantages if it is trained on."""
     remaining = iter(advantages or ())
     for rollout in group.rollouts:
         for failed in rollout.earlier_attempts:
@@ -234,11 +233,11 @@ _POLL_SECONDS = 1.0
 
 
 class BatchSender:
-    """Writer of batches that keeps each batch until it is trained on.
+    """Writer of batches. It keeps each batch in memory until the trainer has trained on it.
 
-    The trainer publishes version N + 1 of the weights before it removes batch N. If batch N is missing and no
-    newer version exists, the batch was quarantined as damaged, or deleted by a third party. It is then
-    written again.
+    The trainer publishes version N + 1 of the weights before it removes batch N. If batch N is missing
+    although version N + 1 does not exist, the trainer quarantined a damaged batch, or a third party deleted
+    it. Then the writer writes batch N again.
     """
 
     def __init__(self, output_dir: Path, identity: RunIdentity) -> None:
@@ -247,7 +246,7 @@ class BatchSender:
         self._identity = identity
         self._kept: dict[int, Batch] = {}
         self.rewritten_batches = 0
-        """Number of batches that were written again."""
+        """Number of batches that were missing and were written again."""
 
     async def write(self, batch: Batch) -> None:
         """Write a batch as soon as the disk has room."""
@@ -257,13 +256,13 @@ class BatchSender:
         fault_point("batch.written")
 
     async def run(self) -> None:
-        """Rewrite missing batches and forget trained ones, until cancelled."""
+        """Call `rewrite_missing` every second, until cancelled."""
         while True:
             await asyncio.sleep(_POLL_SECONDS)
             await self.rewrite_missing()
 
     async def rewrite_missing(self) -> None:
-        """Rewrite missing batches and forget trained ones, once."""
+        """Write missing batches again, and drop batches that were trained on from memory."""
         # check the batches first, because the trainer publishes the weights before it removes the batch
         missing = [step for step in self._kept if not step_directory(self._root, step).exists()]
         if not missing:

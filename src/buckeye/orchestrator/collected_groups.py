@@ -1,4 +1,4 @@
-"""Groups collected for one batch, dropped groups, and counts of all attempts."""
+"""Groups that were collected for one batch or dropped, and counts of all their rollouts."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from buckeye.orchestrator.environment_metrics import EnvironmentMetrics
 from buckeye.orchestrator.rollout import Group, Rollout
 
 LOST = ("stale", "errored")
-"""Reasons that count as lost groups; the other reasons are filters from the configuration."""
+"""Reasons to drop a group that count as a loss. All other reasons are filters from the configuration."""
 MOST_LOST = 0.05
-"""Share of lost groups above which the log line is a warning."""
+"""Maximum share of lost groups. Above it, the log line is a warning."""
 
 
 @dataclass(slots=True)
 class CollectedGroups:
-    """Groups of one batch, and the groups dropped during collection, each with its reason.
+    """Groups of one batch, and the groups that were dropped while it was collected, each with its reason.
 
-    `sampled_rewards` includes the dropped groups, so that a filter does not bias the reported reward. It
-    excludes stale groups, because their tasks run again and would count twice.
+    `sampled_rewards` has the rewards of both, so that a filter does not bias the reported reward. It excludes
+    stale groups, because their tasks run again and would count twice. `waited_seconds` is the time that the
+    collector waited for new weights.
     """
 
     groups: list[Group]
@@ -32,7 +33,7 @@ class CollectedGroups:
     by_environment: EnvironmentMetrics = field(default_factory=EnvironmentMetrics)
 
     def add(self, group: Group, reason: str | None) -> None:
-        """Add a group to the batch, or to the dropped groups if there is a `reason`."""
+        """Add a group to the batch; with a `reason`, add it to the dropped groups instead."""
         self.by_environment.add(group, drawn=reason != "stale")
         if reason != "stale":
             self.sampled_rewards += group.rewards
@@ -53,12 +54,12 @@ class CollectedGroups:
 
     @property
     def rollouts(self) -> list[Rollout]:
-        """All rollouts, including dropped groups and errored ones. A retried rollout counts once."""
+        """All rollouts, including errored rollouts and those of dropped groups, without retried attempts."""
         return [rollout for group in self.all_groups for rollout in group.rollouts]
 
     @property
     def errors(self) -> list[str]:
-        """Errors of rollouts without a reward; stale groups are excluded."""
+        """Errors of all rollouts, except those of stale groups."""
         kept = [*self.groups, *(group for reason, group in self.dropped_groups if reason != "stale")]
         return [error for group in kept for error in group.errors]
 
@@ -69,7 +70,7 @@ class CollectedGroups:
 
     @property
     def lost(self) -> list[Group]:
-        """Groups dropped for a reason other than a filter."""
+        """Groups that were dropped as stale or errored."""
         return [group for reason, group in self.dropped_groups if reason in LOST]
 
     @property
@@ -78,7 +79,10 @@ class CollectedGroups:
         return len(self.lost) > MOST_LOST * len(self.all_groups)
 
     def level(self) -> tuple[int, str]:
-        """Return the log level for the rollouts of the batch, and, unless it is SUCCESS, their counts."""
+        """Return the level of the log line of the batch, and a text to append, which is empty for SUCCESS.
+
+        The text has the numbers of errored and truncated rollouts.
+        """
         rollouts = self.rollouts
         errored = sum(rollout.reward is None for rollout in rollouts)
         truncated = sum(rollout.truncated for rollout in rollouts if rollout.reward is not None)
@@ -91,8 +95,8 @@ class CollectedGroups:
     def account(self) -> dict[str, int]:
         """Return the counts of finished attempts: `played` = `trained` + `dropped` + `failed`.
 
-        A rollout that was retried once is two attempts. `retried` counts the failed attempts that were
-        retried. `cut` counts attempts with a reward whose sampling ended early.
+        A rollout that was retried once has two attempts. `retried` counts the failed attempts that were
+        retried. `cut` counts the attempts with a reward whose sampling was ended early.
         """
         trained, dropped = _scored(self.groups), _scored([group for _, group in self.dropped_groups])
         attempts = [attempt for group in self.all_groups for attempt in group.attempts]

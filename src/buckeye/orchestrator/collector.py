@@ -1,4 +1,4 @@
-"""Group collection: start groups within capacity, accept finished groups into a batch, drop the others."""
+"""Collection of batches: start groups up to a capacity, and choose finished groups for the next batch."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ _ADVICE = {
     "no_spread": "raise rollouts_per_example, or use tasks that the model sometimes solves: "
     "rollouts of a task get equal rewards",
 }
-"""Hint of the error, by the most frequent drop reason."""
+"""Hint of the error that all groups were dropped, by the most frequent reason to drop a group."""
 
 
 @dataclass(frozen=True, slots=True)
 class _FinishedGroup:
-    """Finished group that is neither in a batch nor dropped.
+    """Finished group that waits for a batch.
 
-    `oldest` is the oldest version that sampled one of its tokens, or the current version without any token.
-    `fault` is a reason to drop the group that does not depend on its age.
+    `oldest` is the oldest policy version that sampled one of its tokens; without tokens, the current version.
+    `fault` is a reason other than its age to drop the group, or None.
     """
 
     group: Group
@@ -52,27 +52,26 @@ class _FinishedGroup:
 
 
 class GroupCollector:
-    """Collector that keeps groups in flight and returns batches of them.
+    """Collector of batches. It keeps groups of rollouts running ("in flight") and chooses finished groups.
 
     A batch is full when its groups have at least `batch_size` rollouts. A group has `rollouts_per_example`
-    rollouts of one task, unless its environment sets its own number.
+    rollouts of one task, unless its environment sets another number.
 
-    Too small groups (`min_scored_rollouts`) are dropped as errored, and their tasks are drawn again in the
-    next epoch. Failures are not random (long rollouts fail more often), so the rest of such a group is not a
-    fair comparison.
+    A group with fewer scored rollouts than `min_scored_rollouts` is dropped as errored. Its task is drawn
+    again in the next epoch. Long rollouts fail more often, so the rollouts that remain would be a biased
+    comparison.
 
-    Capacity (as in AReaL, Fu et al. 2025, eq. 3): with policy version v, a group may start if all groups in
-    flight or finished, but not yet used, fit into the batches up to v + run_ahead.
+    Capacity (as in AReaL, Fu et al. 2025, eq. 3): with policy version v, a group may start if all groups that
+    are in flight, or finished and waiting, fit into the batches up to v + run_ahead.
 
     Order: the oldest groups come first. A younger group enters a batch only if all older groups, finished or
-    in flight, still fit into a batch before their tokens are too old (`leaves_room`). Training then sees long
-    rollouts at the rate of their sampling, and no group is lost while the groups in flight fit. With
-    `oversampling_factor` above 1, more groups can be in flight than `max_token_age` batches hold. Then the
-    groups that finish first are used. The other groups are cut and counted as stale, and their tasks run
-    again.
+    in flight, still fit into later batches before their tokens are too old (`leaves_room`). So training gets
+    long rollouts at the rate of their sampling, and no group becomes stale. But with an `oversampling_factor`
+    above 1, more groups can be in flight than `max_token_age` batches hold. Then the groups that finish first
+    are used. The other groups are cut and dropped as stale, and their tasks run again.
 
-    `version_in_evaluation()` returns the version that the engines keep for an evaluation, or None. The time
-    of an evaluation does not count toward `weights_timeout`.
+    `version_in_evaluation()` returns the version that the engines keep during an evaluation, or None. The
+    time of an evaluation does not count toward `weights_timeout`.
     """
 
     def __init__(
@@ -92,22 +91,22 @@ class GroupCollector:
         self._pauses = pauses
         self._deterministic = deterministic
         self._version_in_evaluation = version_in_evaluation
-        self._awaited: int | None = None  # version of the last logged wait
+        self._awaited: int | None = None  # weights version in the last log line about waiting
         self._passed_over: Counter[str] = Counter()
         self._next_group = int(state.get("next_group", 0))
         self._pending = deque(int(i) for i in state.get("pending", []))
         self._in_flight: dict[asyncio.Task[Group], InFlightGroup] = {}
         self._finished: list[_FinishedGroup] = []
         self._started = 0
-        self._accounted = 0  # attempts in batches and dropped groups
+        self._accounted = 0  # attempts of groups that entered a batch or were dropped
         self._failure: BaseException | None = None  # a bug in Buckeye: rollouts do not raise
         self._changed = asyncio.Event()
         self.version = 0
         self.collected = CollectedGroups(groups=[])
-        """Last batch collected, or the one being collected."""
+        """Groups of the batch that `collect` collects now, or collected last."""
 
     def state(self) -> dict[str, Any]:
-        """Return the state for a resume: the next group, and the groups that were started but not used."""
+        """Return the state for a resume: the next group, and the groups that started but are in no batch."""
         flights = [flight.index for flight in self._in_flight.values()]
         pending = [*self._pending, *flights, *(ended.group.index for ended in self._finished)]
         return {"next_group": self._next_group, "pending": sorted(pending)}
@@ -118,7 +117,7 @@ class GroupCollector:
         self._changed.set()
 
     def metrics(self) -> dict[str, float]:
-        """Return the metrics of pauses, of groups skipped during a pause, and of groups in flight."""
+        """Return the metrics of paused environments, and of groups that were skipped, started or finished."""
         passed_over = {f"env/{name}/passed_over": n for name, n in self._passed_over.items()}
         return {
             **self._pauses.metrics(),
@@ -130,9 +129,9 @@ class GroupCollector:
 
     @property
     def unaccounted(self) -> int:
-        """Number of finished attempts that are not counted as trained, dropped, failed or waiting.
+        """Number of finished attempts that are neither in a batch, nor dropped, nor waiting.
 
-        Any number other than 0 means lost or doubly counted rollouts.
+        A number other than 0 is a bug: rollouts were lost or counted twice.
         """
         waiting = sum(len(ended.group.attempts) for ended in self._finished)
         running = sum(flight.attempts for flight in self._in_flight.values())
@@ -143,10 +142,10 @@ class GroupCollector:
         return sum(len(ended.group.rollouts) for ended in self._finished)
 
     async def collect(self, step: int) -> CollectedGroups:
-        """Collect the batch of `step`, replacing dropped groups until the batch is full.
+        """Collect groups for batch `step` until it is full. Other groups replace dropped groups.
 
         Raise `FinalRunError` if all groups for `max_empty_batches` batches in a row were dropped, or if every
-        environment fails for too long. `collected` then holds the finished groups.
+        environment fails for too long. `self.collected` then has the finished groups.
         """
         config = self._config
         self.collected = collected = CollectedGroups(groups=[])
@@ -166,7 +165,7 @@ class GroupCollector:
                 heartbeat.report(f"rollouts of batch {step}{self._heartbeat_note()}", on="inference")
                 await self._wait_for_change(None)
             elif held:
-                heartbeat.report(f"waits for the end of the pause of {', '.join(sorted(held))}")
+                heartbeat.report(f"waits until the pause of {', '.join(sorted(held))} ends")
                 await self._wait_briefly(self._pauses.seconds_left())
             else:
                 since = time.monotonic()
@@ -174,14 +173,14 @@ class GroupCollector:
                 collected.waited_seconds += time.monotonic() - since
 
     def _heartbeat_note(self) -> str:
-        """Return a note for the heartbeat: paused environments and finished groups that wait."""
+        """Return a note for the heartbeat: the paused environments, and the number of finished groups."""
         notes = [f"{', '.join(paused)}: paused"] if (paused := self._pauses.paused_environments()) else []
         if self._finished:
-            notes.append(f"{len(self._finished)} finished groups wait for older ones")
+            notes.append(f"{len(self._finished)} finished groups wait for older groups")
         return f" ({'; '.join(notes)})" if notes else ""
 
     def _cut_stale(self, step: int) -> None:
-        """Cut the groups that are too old for every batch after `step`."""
+        """Cut the groups in flight that are too old for every batch after `step`."""
         for flight in self._in_flight.values():
             if flight.version + self._config.max_token_age <= step:
                 flight.cut()
@@ -201,7 +200,7 @@ class GroupCollector:
     def _start_groups(self, step: int, accepted: int) -> Set[str]:
         """Start groups up to the capacity.
 
-        Return the held environments if only their groups could use the capacity.
+        If capacity remains, but only environments that must not start a group have tasks, return these.
         """
         config = self._config
         last = self.version + config.run_ahead
@@ -231,10 +230,7 @@ class GroupCollector:
         return frozenset()
 
     def _next_index(self, held: Set[str]) -> int | None:
-        """Return the next group whose environment is not held, or None.
-
-        Groups of held environments are skipped.
-        """
+        """Return the index of the next group of an environment that is not in `held`, or None."""
         for index in self._pending:
             if self._sampler.environment_of(index).name not in held:
                 self._pending.remove(index)
@@ -283,25 +279,29 @@ class GroupCollector:
         self._changed.clear()
 
     async def _wait_briefly(self, seconds: float) -> None:
-        """Wait for a change, for up to `seconds` and at most one poll interval."""
+        """Wait for a change, for at most `seconds` and at most one poll interval."""
         await self._wait_for_change_within(min(_POLL_SECONDS, seconds))
         self._changed.clear()
 
     async def _wait_for_change_within(self, seconds: float) -> None:
-        """Wait for a change.
+        """Wait for a change, for at most `seconds`.
 
-        Before Python 3.12, `wait_for` can lose a cancellation that arrives together with the change.
+        `asyncio.wait_for` is not used: before Python 3.12, it can lose a cancellation that arrives with the
+        change.
         """
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._changed.wait()
 
     def _accept(self, step: int, collected: CollectedGroups, dropped_in_a_row: int) -> int:
-        """Move finished groups into the batch. Return the rollouts dropped since the last accepted group."""
+        """Move finished groups into the batch, or drop them.
+
+        Return the number of rollouts that were dropped since the last group entered a batch.
+        """
         if self._deterministic and self._in_flight:
             return dropped_in_a_row
         waiting = self._waiting()
-        refused = math.inf  # size of a group that did not fit; later groups of this size do not fit either
+        refused = math.inf  # smallest size that did not fit: larger groups do not fit either
         for ended in sorted(self._finished, key=self._order):
             group, due, size = ended.group, self._due(ended.oldest), len(ended.group.rollouts)
             open_places = self._config.batch_size - collected.size
@@ -323,15 +323,15 @@ class GroupCollector:
         return dropped_in_a_row
 
     def _order(self, ended: _FinishedGroup) -> tuple[int, int]:
-        """Return the sort key: oldest first. With deterministic sampling all groups have one version."""
+        """Return the sort key: oldest group first. With deterministic sampling, only the index counts."""
         return 0 if self._deterministic else ended.oldest, ended.group.index
 
     def _due(self, oldest: int) -> int:
-        """Return the last batch that may have tokens of version `oldest`."""
+        """Return the number of the last batch that may have tokens of version `oldest`."""
         return oldest + self._config.max_token_age
 
     def _waiting(self) -> Counter[int]:
-        """Return the number of rollouts, finished or in flight, by their last possible batch."""
+        """Return the number of rollouts, finished or in flight, by the last batch that they may enter."""
         waiting: Counter[int] = Counter()
         for flight in self._in_flight.values():
             waiting[self._due(flight.version)] += flight.size
@@ -359,7 +359,7 @@ class GroupCollector:
             f"all groups of {self._config.max_empty_batches} batches in a row were dropped: {reasons}; "
             f"{counted(len(errors), 'rollout')} errored{last_error}",
             code="BK-ENV-FAILED" if dropped[0][0] == "errored" else "BK-BATCH-EMPTY",
-            hint=f"{_ADVICE[dropped[0][0]]}. orchestrator.max_empty_batches is the limit",
+            hint=f"{_ADVICE[dropped[0][0]]}. orchestrator.max_empty_batches sets the number of batches",
         )
 
     async def close(self) -> None:

@@ -55,7 +55,7 @@ async def run_until_first_ends(*coroutines: Coroutine[Any, Any, None]) -> None:
 
 
 async def _pulse() -> None:
-    """Send heartbeats while the event loop runs. They stop while an environment computes without awaiting."""
+    """Send heartbeats while the event loop runs. A blocked event loop sends none."""
     while True:
         heartbeat.pulse()
         await asyncio.sleep(_PULSE_SECONDS)

@@ -1,15 +1,16 @@
-"""Deterministic sampling for the synchronous mode: the engines always receive the same batches.
+"""Deterministic sampling for the synchronous mode: every run sends the same batches to the engines.
 
-Floating-point sums depend on the other requests in a batch, and these depend on arrival times. So in
-synchronous mode no request is sent until every running rollout has requested its next turn. Then all requests
-go out as one batch, in a fixed order. The result is reproducible to the bit, independent of timing.
+The log-probs of a request depend on the other requests in its batch, because floating-point sums do. Without
+this module, the batches would depend on the times when requests arrive. This module holds all requests until
+every running rollout has sent one. Then it sends them as one batch, in a fixed order. The result is
+reproducible to the bit.
 
-A rollout may have several concurrent requests. The batch then has the requests that are open when all other
-rollouts have one, so the result depends on the timing of that rollout's environment.
+If a rollout sends several requests at once, the batch includes the requests that have arrived when every
+other rollout has sent one. The result then depends on the timing of this rollout's environment.
 
-All requests of a batch share one `max_tokens`. Prompts differ in length, so rollouts have different numbers
-of tokens left. Rollouts with similar numbers share a batch, with the smallest number as the limit. Replies
-that this limit cuts off continue in a further batch.
+All requests of a batch have the same `max_tokens`. Rollouts have different numbers of tokens left, because
+prompts differ in length. So rollouts with similar numbers share a batch, and the smallest number is the
+limit. Replies that reach this limit too early continue in another batch.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class _Request:
     partial: Generation | None = None
 
     def join_parts(self, end: Generation) -> Generation:
-        """Return the whole reply: earlier parts, then `end`."""
+        """Return the whole reply: the parts of earlier batches, then `end`."""
         if self.partial is None:
             return end
         return Generation(
@@ -44,7 +45,7 @@ class _Request:
         )
 
     def continuation(self, cut_off: Generation) -> _Request:
-        """Return the request for the rest of a reply that the batch's limit cut off."""
+        """Return the request for the rest of a reply that reached the limit of its batch."""
         done = len(cut_off.token_ids)
         params = replace(
             self.params,
@@ -56,7 +57,7 @@ class _Request:
 
 
 class DeterministicSampling:
-    """Collector of requests that sends them as a batch when every joined rollout has one."""
+    """Collector of requests. It sends them as a batch when every participant has sent one."""
 
     def __init__(self, client: InferenceClient) -> None:
         self._client = client
@@ -67,13 +68,13 @@ class DeterministicSampling:
         self._sending: set[asyncio.Task[None]] = set()
 
     def begin(self, seed: int) -> None:
-        """Reset the batch counter under `seed`, so that a step does not depend on earlier steps."""
+        """Set the seed and reset the batch counter, so that a step does not depend on earlier steps."""
         assert not self._live
         self._seed = seed
         self._batch = 0
 
     def join(self, *order: int) -> Participant:
-        """Join as one rollout; `order` fixes its position in every batch. `Participant.leave` ends it."""
+        """Add a rollout as a participant. `order` is the sort key of its position in every batch."""
         self._live += 1
         return Participant(self, order)
 
@@ -86,11 +87,11 @@ class DeterministicSampling:
     ) -> Generation:
         reply: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()
         self._requests.append(_Request(participant, prompt_ids, params, reply))
-        # later in the event loop: concurrent requests of this rollout may follow
+        # do not send at once: this rollout may send more requests in this iteration of the event loop
         asyncio.get_running_loop().call_soon(self._send_if_complete)
         try:
             return await reply
-        except asyncio.CancelledError:  # the rollout timed out; it may send another request, or leave
+        except asyncio.CancelledError:  # the rollout timed out: it may send another request, or leave
             self._requests = [request for request in self._requests if request.reply is not reply]
             raise
 
@@ -110,15 +111,15 @@ class DeterministicSampling:
         waiting = deque(batches.values())
         part = 0
         while waiting:
-            seed = derive_seed(self._seed, self._batch, part)  # the batch's sequence i draws from seed + i
+            seed = derive_seed(self._seed, self._batch, part)  # sequence i of the batch uses seed + i
             waiting.extend(await self._send_part(waiting.popleft(), seed))
             part += 1
         self._batch += 1
 
     async def _send_part(self, members: list[_Request], seed: int) -> list[list[_Request]]:
-        """Sample up to the smallest limit of the members.
+        """Sample replies up to the smallest `max_tokens` of the requests.
 
-        Return the unfinished requests, grouped by tokens left.
+        Return requests for the rest of unfinished replies, grouped by the number of tokens left.
         """
         params = min((m.params for m in members), key=lambda params: params.max_tokens)
         try:
@@ -147,10 +148,10 @@ class DeterministicSampling:
 def deterministic_sampling(
     config: OrchestratorConfig, client: InferenceClient
 ) -> DeterministicSampling | None:
-    """Return the deterministic sampling, or None if the run samples without it.
+    """Return an object for deterministic sampling, or None if the run does not use it.
 
-    With `deterministic` unset, it is used in synchronous mode if no server is vLLM. Call it when the servers
-    are ready.
+    If the setting `deterministic` is unset, synchronous runs use deterministic sampling, unless a server is
+    vLLM. Call this function when the servers are ready.
     """
     wanted = config.deterministic
     if wanted is None:
@@ -159,23 +160,23 @@ def deterministic_sampling(
 
 
 class Participant:
-    """One rollout in deterministic sampling; implements `Sampler`."""
+    """Sampler of one rollout in deterministic sampling. It implements `Sampler`."""
 
     def __init__(self, sampling: DeterministicSampling, order: tuple[int, ...]) -> None:
         self._sampling = sampling
         self.order = order
-        """Position in every batch."""
+        """Sort key of the position in every batch."""
 
     async def generate(self, prompt_ids: Sequence[int], params: SamplingParams) -> Generation:
         """Return this rollout's reply after its batch has been sampled."""
         return await self._sampling._generate(self, prompt_ids, params)
 
     def leave(self) -> None:
-        """Leave the sampling, so that batches no longer wait for this rollout."""
+        """End the participation. Batches no longer wait for this rollout."""
         self._sampling._leave()
 
 
 def _round_down(count: int) -> int:
-    """Round down to three leading binary digits. This subtracts less than a fifth."""
+    """Round a number down to three leading binary digits, which subtracts less than 20%."""
     digits = max(0, count.bit_length() - 3)
     return count >> digits << digits

@@ -1,4 +1,4 @@
-"""Measurements of each environment while a batch is collected."""
+"""Metrics of each environment, over all rollouts that ended while a batch was collected."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from buckeye.orchestrator.rollout import Group, Rollout
 
 @dataclass(slots=True)
 class _Counts:
-    """Counts of one environment: one entry per scored rollout, and errors by boundary."""
+    """Values of one environment: an entry per scored rollout, and the number of errors by boundary."""
 
     rewards: list[float] = field(default_factory=list)
     turns: list[int] = field(default_factory=list)
@@ -32,7 +32,7 @@ class _Counts:
 
 
 class EnvironmentMetrics:
-    """Counts by environment, including dropped groups."""
+    """Values by environment, including those of dropped groups."""
 
     def __init__(self) -> None:
         self._counts: defaultdict[str, _Counts] = defaultdict(_Counts)
@@ -40,13 +40,16 @@ class EnvironmentMetrics:
     def add(self, group: Group, *, drawn: bool = True) -> None:
         """Add all attempts of a group, including failed ones.
 
-        With `drawn=False`, the rewards do not count, because the task will run again in a new group.
+        With `drawn=False`, do not count the rewards, because the task will run again in another group.
         """
         for attempt in group.attempts:
             self._counts[attempt.env_name].add(attempt, drawn=drawn)
 
     def metrics(self, groups: Sequence[Group]) -> dict[str, float]:
-        """Return `env/<name>/...`; `share` is the share of the rollouts in the batch of `groups`."""
+        """Return the metrics `env/<name>/...`.
+
+        `share` is the environment's share of the rollouts in `groups`.
+        """
         in_batch = Counter(rollout.env_name for group in groups for rollout in group.scored)
         metrics: dict[str, float] = {}
         for name, counts in self._counts.items():

@@ -1,4 +1,4 @@
-"""Environments of a run, loaded under their display names."""
+"""Environments of a run: load them from the configuration, check them, and choose their splits."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from buckeye.workers.loading import open_environment
 log = logging.getLogger(__name__)
 
 HELD_OUT = "eval"
-"""Split of the tasks that are not trained on."""
+"""Split for evaluation. Training does not use its tasks."""
 _GIGABYTE = 10**9
 _SAMPLE = 32  # number of prompts to count
 _MAX_COMPARED = 2000  # tasks
@@ -30,9 +30,10 @@ _MAX_COMPARED = 2000  # tasks
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RolloutSettings:
-    """Rollout settings of one environment that override those of the run; None: no override.
+    """Settings of one environment that override the settings of the run. None: no override.
 
-    `group_size` in rollouts per task, `max_tokens` per reply, `timeout` in seconds per rollout.
+    `group_size` is the number of rollouts per task, `max_tokens` the limit per reply, and `timeout` the
+    seconds per rollout.
     """
 
     group_size: int | None = None
@@ -43,7 +44,7 @@ class RolloutSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NamedEnvironment:
-    """Environment of the run under its display name. `ratio` is its relative share of the groups."""
+    """Environment of the run, with the name that logs and metrics use. `ratio` is its share of the groups."""
 
     name: str
     environment: Environment
@@ -62,9 +63,9 @@ def load_environments(
 ) -> list[NamedEnvironment]:
     """Load the environments of a configuration.
 
-    `rollout_timeout` (seconds) applies to environments that do not set their own. Workers write their output
-    to `log_dir`. Raise `UsageError` if two environments have the same name, or if a variable for an
-    environment is not set. Programs that the environments start end with this process.
+    `rollout_timeout` (seconds) is the default for environments that do not set it. Workers write their output
+    to `log_dir`. Programs that an environment starts end with this process. Raise `UsageError` if two
+    environments have the same name, or if an environment variable that one requires is not set.
     """
     names = environment_names(settings)
     GUARD.mark_children()
@@ -88,7 +89,8 @@ def load_environments(
 def environment_names(settings: Sequence[EnvConfig]) -> list[str]:
     """Return the names of the environments.
 
-    Raise `UsageError` if one has no id, two have the same name, or a variable for one is not set.
+    Raise `UsageError` if an environment has no id, if two have the same name, or if an environment variable
+    that one requires is not set.
     """
     if not all(s.id for s in settings):
         raise UsageError(
@@ -111,9 +113,10 @@ def environment_names(settings: Sequence[EnvConfig]) -> list[str]:
 
 
 async def check_environments(environments: Sequence[NamedEnvironment]) -> None:
-    """Run the checks that environments define, and log the results: isolation, and content-free baselines.
+    """Run the checks that environments define, and log the results.
 
-    Raise `UsageError` if rollouts affect each other although the environment does not allow that.
+    `check_isolation` tests if rollouts affect each other. `baseline_report` has the reward of empty replies.
+    Raise `UsageError` if rollouts affect each other and the environment does not allow this.
     """
     for env in environments:
         for name, level in (("check_isolation", logging.INFO), ("baseline_report", SAMPLE)):
@@ -127,8 +130,8 @@ def worker_settings(
 ) -> WorkerSettings:
     """Return the settings for the workers of an environment.
 
-    Turn and token limits, a memory limit, variables, and placement on nodes need worker processes. So each of
-    these settings implies `isolation = "process"`.
+    The limits of turns, tokens and memory, `variables`, and placement on nodes need worker processes. Each of
+    these settings therefore implies `isolation = "process"`.
     """
     has_limits = settings.max_turns is not None or settings.max_tokens is not None or settings.variables
     memory, placement = settings.max_memory_gb, read_placement(name)
@@ -149,9 +152,9 @@ def worker_settings(
 
 
 def prompt_lengths(tasks: Sequence[Task], renderer: ChatRenderer) -> list[int]:
-    """Return the token counts of the first prompts of some tasks; an environment may add tokens to them.
+    """Return the number of tokens of the first prompt of the first `_SAMPLE` tasks.
 
-    Prompts that the chat template rejects are left out.
+    An environment may add tokens to a prompt. Prompts that the chat template rejects are left out.
     """
     lengths = []
     for messages in get_first_prompts(tasks):
@@ -161,13 +164,13 @@ def prompt_lengths(tasks: Sequence[Task], renderer: ChatRenderer) -> list[int]:
 
 
 def get_first_prompts(tasks: Sequence[Task]) -> list[Sequence[Message]]:
-    """Return the first messages of some tasks, without tasks that have none."""
+    """Return the messages of the first `_SAMPLE` tasks. Tasks without messages are left out."""
     prompts = (tasks[index].messages for index in range(min(_SAMPLE, len(tasks))))
     return [messages for messages in prompts if messages]
 
 
 def choose_evaluation_split(env: NamedEnvironment, requested: str | None) -> str:
-    """Return the requested split, else `eval` if the environment has it, else `train` (as `verifiers`)."""
+    """Return the requested split, else `eval` if it exists, else `train`. `verifiers` does this too."""
     if requested is not None:
         return requested
     try:
@@ -178,7 +181,7 @@ def choose_evaluation_split(env: NamedEnvironment, requested: str | None) -> str
 
 
 def fallback_note(env: NamedEnvironment, requested: str | None) -> str | None:
-    """Return a note if the evaluation falls back to train tasks without a request, else None."""
+    """Return a note if the evaluation uses train tasks because the split `eval` does not exist, else None."""
     if requested is not None or choose_evaluation_split(env, None) == HELD_OUT:
         return None
     return f"{env.name} has no split {HELD_OUT!r}: evaluating on its train tasks; set `split` to change this"

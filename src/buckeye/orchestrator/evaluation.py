@@ -1,4 +1,4 @@
-"""Evaluation: run rollouts of a split's tasks with one fixed policy, and combine the results.
+"""Evaluation: run rollouts of a split's tasks with one policy version, and average their rewards.
 
 Evaluations during training, `buckeye eval`, and the checks that sample a model use this module.
 """
@@ -24,7 +24,10 @@ from buckeye.orchestrator.task_sampler import GroupTask
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvalResult:
-    """All rollouts of one environment, errored ones included: `rollouts_per_example` per task, in order."""
+    """Rollouts of an evaluation on one environment, in the order of the tasks.
+
+    `all_rollouts` has `rollouts_per_example` rollouts per task, including errored rollouts.
+    """
 
     env_name: str
     all_rollouts: Sequence[Rollout]
@@ -78,13 +81,13 @@ class EvalResult:
 
     @property
     def mean_reward(self) -> float:
-        """Mean over tasks of the mean reward of a task's scored rollouts. NaN without a scored rollout."""
+        """Mean of the tasks' mean rewards over scored rollouts. NaN if no rollout has a reward."""
         return mean_reward(self.tasks).value if self.rewards else math.nan
 
     def pass_at(self, k: int) -> float | None:
         """Return the unbiased estimate of pass@k (Chen et al. 2021, eq. 1). A reward >= 1 is a pass.
 
-        None unless every task has at least k scored rollouts.
+        Return None unless every task has at least k scored rollouts.
         """
         estimate = mean_pass_at_k(self.tasks, k)
         return None if estimate is None else estimate.value
@@ -113,7 +116,7 @@ class EvalResult:
         return f"Evaluated {self.env_name} in {self.seconds:.1f}s ({', '.join(parts)})"
 
     def metrics(self, prefix: str = "eval") -> dict[str, float]:
-        """Return the values for `metrics.jsonl`: the mean reward, if any, and component means over tasks."""
+        """Return the record for `metrics.jsonl`: mean reward, counts, time, and means of components."""
         key = f"{prefix}/{self.env_name}"
         values = {
             **({f"{key}/avg@{self.rollouts_per_example}": self.mean_reward} if self.rewards else {}),
@@ -139,9 +142,9 @@ async def evaluate(
 ) -> EvalResult:
     """Run `rollouts_per_example` rollouts of the first `num_examples` tasks (-1: all) of a split.
 
-    `split=None` selects the split by `choose_evaluation_split`. Rollouts in `known`, pairs of task id and
-    rollout number, are skipped. `on_rollout_end` is called with the number of each finished rollout. If it
-    raises, the evaluation ends.
+    If `split` is None, `choose_evaluation_split` selects the split. `known` has pairs of task id and rollout
+    number, and these rollouts are skipped. Call `on_rollout_end(number, rollout)` for each finished rollout.
+    An exception of this function ends the evaluation.
     """
     split = choose_evaluation_split(env, split)
     started = time.monotonic()
@@ -156,7 +159,7 @@ async def evaluate(
 
 
 def first_tasks(env: NamedEnvironment, split: str, count: int) -> list[Task]:
-    """Return the first `count` tasks of a split, or all for -1."""
+    """Return the first `count` tasks of a split. -1 returns all tasks."""
     tasks = load_split(env, split)
     return [tasks[index] for index in range(len(tasks) if count < 0 else min(count, len(tasks)))]
 
@@ -169,7 +172,10 @@ async def _run_rollouts(
     known: Collection[tuple[str, int]],
     on_rollout_end: Callable[[int, Rollout], None],
 ) -> list[Rollout]:
-    """Run the rollouts task by task. A jointly scored group runs again as a whole if a rollout is missing."""
+    """Run the rollouts that are not in `known`.
+
+    If an environment scores groups and one rollout of a group is missing, run the whole group.
+    """
     started: list[asyncio.Task[Group] | asyncio.Task[Rollout]] = []
     waiting: list[Awaitable[Sequence[Rollout]]] = []
 
@@ -202,8 +208,8 @@ async def _run_rollouts(
 def means_over_tasks(tasks: Sequence[Sequence[Mapping[str, float]]]) -> dict[str, float]:
     """Return the mean of each named value: first over the rollouts of a task, then over the tasks.
 
-    `tasks` holds the values of every rollout, task by task. Rollouts and tasks without the value are left
-    out.
+    `tasks` has a list per task, with the values of each rollout. The mean of a value leaves out rollouts and
+    tasks without this value.
     """
     task_means: dict[str, list[float]] = defaultdict(list)
     for rollouts in tasks:

@@ -1,4 +1,4 @@
-"""Evaluations during a run, while training continues. Each measures exactly the version that is due."""
+"""Evaluations during a run. Training continues, and each evaluation uses one policy version."""
 
 from __future__ import annotations
 
@@ -31,14 +31,15 @@ log = logging.getLogger(__name__)
 _POLL_SECONDS = 0.02
 
 RunnerFactory = Callable[[str, int, SamplingParams], RolloutRunner]
-"""Factory of the `RolloutRunner` for a purpose, a policy version and sampling parameters."""
+"""Function that makes a `RolloutRunner` for a purpose, a policy version and sampling parameters."""
 
 
 class EvaluationSchedule:
-    """Scheduler of evaluations: every `interval`-th version, and `last`, the final version of the run.
+    """Scheduler of evaluations: of every `interval`-th version, and of `last`, the final version of the run.
 
-    The weights watcher reads `due` and keeps the engines at that version until it is measured. Meanwhile
-    training rollouts continue with this version, up to the limit of `max_async_level`.
+    When the engines have the version `due`, the weights watcher keeps them at this version until its
+    evaluation ends. Meanwhile, training rollouts continue with this version, up to the limit of
+    `max_async_level`.
     """
 
     def __init__(
@@ -59,13 +60,13 @@ class EvaluationSchedule:
         self.last = None if config.max_steps is None else max(config.max_steps, start_step)
         """Final version of the run; None if unknown."""
         self.version_in_evaluation: int | None = None
-        """Version being evaluated, or None."""
+        """Version whose evaluation runs now, or None."""
         self._evaluated = evaluated_versions(config.output_dir / "metrics.jsonl", start_step)
         self._next = self._first_unevaluated(start_step) if config.eval is not None else start_step
 
     @property
     def due(self) -> int | None:
-        """Next version to measure, or None."""
+        """Next version to evaluate, or None."""
         settings, version = self._config.eval, self._next
         if settings is None:
             return None
@@ -88,7 +89,7 @@ class EvaluationSchedule:
             self._next = due + 1
 
     async def wait_until_evaluated(self, version: int, watcher: WeightsWatcher) -> None:
-        """Wait until all due versions up to `version` are measured. Raise `RunError` if weights time out."""
+        """Wait until all due versions up to `version` are evaluated. Raise `RunError` if weights time out."""
         while (due := self.due) is not None and due <= version:
             await watcher.wait_for_version(due, self._config.weights_timeout)
             while self.due == due:
@@ -102,10 +103,10 @@ class EvaluationSchedule:
         return version % settings.interval == 0 and (version > 0 or settings.eval_base_model)
 
     def _first_unevaluated(self, start_step: int) -> int:
-        """Return the first version to measure: one that an earlier attempt did not measure, or `start_step`.
+        """Return the first version to evaluate: one that an earlier attempt missed, or `start_step`.
 
-        An earlier attempt may have ended during an evaluation while training was ahead. That version is at
-        most `max_async_level` + 1 steps before `start_step`.
+        If an earlier attempt ended during an evaluation, training was ahead of this evaluation by at most
+        `max_async_level` + 1 steps.
         """
         for version in range(max(0, start_step - self._config.max_async_level - 1), start_step):
             if version in self._evaluated or not self._is_due(version):
@@ -113,7 +114,7 @@ class EvaluationSchedule:
             if has_weights(self._config.output_dir / "weights", version, run_id=self._identity.run_id):
                 return version
             if self._evaluated:
-                log.warning("Step %d was not evaluated: its weights were deleted before", version)
+                log.warning("Step %d cannot be evaluated: its weights were deleted", version)
         return start_step
 
     async def _evaluate(self, version: int) -> None:
@@ -135,7 +136,7 @@ class EvaluationSchedule:
                 **sampling_record(params, self._config.seq_len),
             },
         )
-        # one record for all environments, so that a partial evaluation runs again
+        # one record for all environments, so that a resume repeats a partial evaluation
         metrics = {name: value for result in results for name, value in result.metrics().items()}
         await self._metrics.write_async("eval", version, metrics)
 
@@ -163,11 +164,11 @@ async def evaluate_all(
     directory: Path,
     measured: Mapping[str, Any],
 ) -> list[EvalResult]:
-    """Evaluate on one environment after the other and return the results.
+    """Evaluate on one environment after the other, and return the results.
 
-    `num_examples` and `rollouts_per_example` are defaults for environments without their own. Write
-    `<env>.json` (figures) and `<env>.jsonl` (rollouts) of each to `directory`. `measured` is added to the
-    figures: the model, the `step`, and the sampling settings.
+    `num_examples` and `rollouts_per_example` are defaults for environments that do not set them. For each
+    environment, write `<env>.json` (figures) and `<env>.jsonl` (rollouts) to `directory`. The figures include
+    `measured`: the model, the `step`, and the sampling settings.
     """
     results = []
     for settings, env in environments:
@@ -193,7 +194,7 @@ async def evaluate_all(
 
 
 def sampling_record(params: SamplingParams, seq_len: int) -> dict[str, Any]:
-    """Return the sampling parameters as a JSON-ready record."""
+    """Return the sampling parameters for the figures of an evaluation."""
     names = ("temperature", "top_p", "top_k", "min_tokens", "max_tokens")
     return {"sampling": {name: getattr(params, name) for name in names}, "seq_len": seq_len}
 
@@ -206,9 +207,10 @@ async def write_evaluation(directory: Path, result: EvalResult, measured: Mappin
 
 
 def _files(directory: Path, result: EvalResult, measured: Mapping[str, Any]) -> dict[Path, bytes]:
-    """Return the content of both files. The rollouts come last: their file marks a complete evaluation.
+    """Return the content of both files, in the order to write them.
 
-    Task data and message content that JSON cannot represent are written as text.
+    The file of rollouts comes last, because it marks a complete evaluation. Task data and message content
+    that JSON cannot represent become text.
     """
     figures = {**measured, **_figures(result)}
     lines = [
@@ -231,7 +233,7 @@ def _files(directory: Path, result: EvalResult, measured: Mapping[str, Any]) -> 
 
 
 def _figures(result: EvalResult) -> dict[str, Any]:
-    """Return the figures. `ci95` is over clusters of tasks; see `buckeye.monitor.intervals`."""
+    """Return the figures of an evaluation. `ci95` is a confidence interval over clusters of tasks."""
     figures: dict[str, Any] = {
         "env": result.env_name,
         "mean_reward": None,

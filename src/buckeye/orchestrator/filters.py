@@ -14,9 +14,9 @@ Cause = Literal["too_easy", "too_hard", "no_spread"]
 
 
 def min_scored_rollouts(size: int, minimum: int | None) -> int:
-    """Return the minimum number of scored rollouts of a group of `size`.
+    """Return the number of scored rollouts that a group of `size` rollouts needs to be trained on.
 
-    The default of `minimum` is half of `size` (rounded up), but at least two.
+    This is `minimum` if set, else half of `size` (rounded up), but at least two.
     """
     return min(size, max(2, (size + 1) // 2)) if minimum is None else minimum
 
@@ -24,9 +24,9 @@ def min_scored_rollouts(size: int, minimum: int | None) -> int:
 def drop_cause(group: Group, config: OrchestratorConfig) -> Cause | None:
     """Return the reason to drop a scored group, or None to keep it.
 
-    `too_easy`, `too_hard`: the mean raw reward is above `max_reward` or below `min_reward` of the buffer.
-    `no_spread` (only with `zero_spread = "drop"`): the shaped rewards give no advantage; see
-    `group_has_spread`. This is dynamic sampling (Yu et al. 2025, DAPO, arXiv 2503.14476, eq. 11).
+    `too_easy`: the mean raw reward is above the buffer's `max_reward`. `too_hard`: it is below `min_reward`.
+    `no_spread` (only with `zero_spread = "drop"`): all advantages of the shaped rewards are 0. This filter is
+    dynamic sampling (Yu et al. 2025, DAPO, arXiv 2503.14476, eq. 11).
     """
     if isinstance(config.buffer, OnlineDifficultyBufferConfig):
         mean = statistics.fmean(group.rewards)

@@ -1,4 +1,4 @@
-"""Scoring for environments that score all rollouts of a task together, after the last one ends."""
+"""Scoring for environments that score all rollouts of a task together, after the last rollout ends."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def score_pending_outcomes(
         return _unscored(outcomes, "the environment cancelled its scoring")
     except TimeoutError:
         return _unscored(outcomes, f"the group was not scored within {timeout:g} s")
-    except THIRD_PARTY_ERRORS as error:  # third-party code
+    except THIRD_PARTY_ERRORS as error:
         failed = outcome_of_exception("score", error)
         return [outcome if outcome.pending is None else failed for outcome in outcomes]
     if len(finished) != len(outcomes):

@@ -1,4 +1,4 @@
-"""Orchestrator: collect a batch, hand it to the trainer, follow the weights, evaluate."""
+"""Main loop of the orchestrator: collect and write batches, update the engines to new weights, evaluate."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ _STARTUP_TIMEOUT = 1800.0
 def run_orchestrator(config: OrchestratorConfig) -> bool:
     """Run until `max_steps` batches are written, or until SIGTERM or SIGINT.
 
-    Return False if a signal stopped it.
+    Return False if a signal stopped the orchestrator.
     """
     die_with_parent()
     forbid_tracing()
@@ -76,7 +76,7 @@ def run_orchestrator(config: OrchestratorConfig) -> bool:
 
 
 class Orchestrator:
-    """Orchestrator of one run. `run` is the whole loop."""
+    """Orchestrator of one run. `run` runs the main loop."""
 
     def __init__(self, config: OrchestratorConfig) -> None:
         self.config = config
@@ -241,7 +241,7 @@ class Orchestrator:
         while config.max_steps is None or step < config.max_steps:
             log.info("Starting orchestrator step %d", step)
             with self.times.stopwatch.of("evaluate"):
-                if self.deterministic is not None:  # never both at the same time
+                if self.deterministic is not None:  # evaluations and training use separate batches
                     await self.evaluations.wait_until_evaluated(step, watcher)
             started = time.monotonic()
             self._begin_batches("step", step)
@@ -250,7 +250,7 @@ class Orchestrator:
             if step == 0:
                 log_first_replies(collected.groups)
             heartbeat.report(f"writes batch {step}")
-            measured = batch_metrics(step, collected.groups, config)  # invalid values fail before hand-over
+            measured = batch_metrics(step, collected.groups, config)  # raises before the batch is written
             with self.times.stopwatch.of("write_batch"):
                 await self._hand_over(step, collected, collector)
             times = {
@@ -263,7 +263,7 @@ class Orchestrator:
         await self.evaluations.wait_until_evaluated(step, watcher)
 
     async def _collect(self, step: int, collector: GroupCollector) -> CollectedGroups:
-        """Return the batch of a step. If collection fails, write the finished rollouts before raising."""
+        """Collect the batch of a step. If this fails, write the finished rollouts, and raise the error."""
         try:
             return await collector.collect(step)
         except RunError:

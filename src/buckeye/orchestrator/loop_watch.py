@@ -1,4 +1,4 @@
-"""Event loop of the orchestrator: which code blocks it, and how the time of a step is spent."""
+"""Detection of code that blocks the orchestrator's event loop, and the time metrics of a step."""
 
 from __future__ import annotations
 
@@ -26,19 +26,18 @@ from buckeye.orchestrator.weights_watcher import WeightsWatcher
 
 log = logging.getLogger(__name__)
 
-# While one rollout computes or sleeps without awaiting, no other rollout can run.
-
+# While the code of one rollout computes or sleeps without awaiting, no other rollout can run.
 _POLL_SECONDS = 0.05
-_BLOCKED_AFTER = 0.2  # seconds between two loop iterations above which the loop counts as blocked
-_WARN_AFTER = 1.0  # total seconds blocked by one function before a warning
+_BLOCKED_AFTER = 0.2  # seconds without an iteration after which the loop counts as blocked
+_WARN_AFTER = 1.0  # total seconds that one code location has blocked the loop before a warning
 _OWN_CODE = (CODE_FOLDER, str(Path(asyncio.__file__).parent), "<frozen ")
 _SAMPLING_CODE = (str(Path(inference.__file__).parent), policy.__file__)
 
 
 class LoopWatch:
-    """Thread that detects what blocks an event loop. Call `start` and `stop` in that loop.
+    """Thread that detects code that blocks an event loop. Call `start` and `stop` in this loop.
 
-    It warns once about each place in the code that has blocked for a second.
+    The thread warns once about each code location that has blocked the loop for a second in total.
     """
 
     def __init__(self) -> None:
@@ -116,7 +115,7 @@ def _find_blocking_code(frame: FrameType) -> str:
     at: FrameType | None = frame
     while (
         at is not None and at.f_code.co_filename != asyncio.events.__file__
-    ):  # the loop calls all code there
+    ):  # the event loop calls all code from this file
         if at.f_code.co_filename.startswith(_SAMPLING_CODE):
             return ""
         if not at.f_code.co_filename.startswith(_OWN_CODE):
@@ -139,10 +138,10 @@ class StepTimes:
         self._updating = 0.0
 
     def record(self, collected: CollectedGroups, watcher: WeightsWatcher) -> dict[str, float]:
-        """Return the times of a step: of the loop since the last call, of the engines and of the rollouts.
+        """Return the time metrics since the last call: of the loop, of the engines and of the rollouts.
 
-        While collecting, the loop waits for rollouts, or for new weights if no group may start before they
-        arrive. `time/update_weights` overlaps the other times.
+        While it collects, the loop waits for rollouts. If no group may start, it waits for new weights.
+        `time/update_weights` overlaps the other times.
         """
         times = self.stopwatch.take()
         collecting = times.pop("time/collect")
@@ -170,7 +169,7 @@ def rollout_times(groups: Sequence[Group]) -> dict[str, float]:
 
 
 class Throughput:
-    """Tokens per second over the last steps, as the rollouts of a step often run during the step before."""
+    """Tokens per second over several steps, because rollouts of a step often run during the step before."""
 
     def __init__(self, steps: int = 10) -> None:
         self._recent: deque[tuple[int, float]] = deque(maxlen=steps)

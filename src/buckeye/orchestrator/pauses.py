@@ -1,4 +1,4 @@
-"""Pauses for an environment that fails: the others continue, and it is retried after each pause."""
+"""Pauses for environments that fail. Other environments continue. Each pause ends with a retry."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ log = logging.getLogger(__name__)
 class _State:
     """State of one environment.
 
-    `failed` groups in a row, the first at `since`; `pauses` in a row, the last one until `until`. `tried` is
-    True while the single trial group after a pause runs.
+    `failed` is the number of groups that failed in a row, and `since` the time of the first. `pauses` is the
+    number of pauses in a row, and `until` the end of the current pause. `tried` is True while the group runs
+    that retries the environment after a pause.
     """
 
     failed: int = 0
@@ -29,7 +30,7 @@ class _State:
     tried: bool = False
     works: bool = False
     last_error: str = ""
-    invalid_groups: int = 0  # in a row, without a scored group
+    invalid_groups: int = 0  # groups with invalid tasks, before the first scored group
     is_misconfigured: bool = False
 
 
@@ -48,11 +49,11 @@ class EnvironmentPauses:
         return frozenset(name for name, state in self._states.items() if self._is_held(name, state))
 
     def paused_environments(self) -> list[str]:
-        """Return the environments in a pause."""
+        """Return the environments that are paused now."""
         return [name for name, state in self._states.items() if state.until is not None]
 
     def record_start(self, name: str) -> None:
-        """Record the start of a group. After a pause, no other group starts until it ends."""
+        """Record the start of a group. After a pause, no other group starts until this group ends."""
         state = self._states[name]
         state.tried = state.pauses > 0
 
@@ -82,8 +83,8 @@ class EnvironmentPauses:
     def check(self) -> None:
         """Raise `FinalRunError` if every environment has failed for too long, or has never worked.
 
-        If the first groups of an environment all have invalid tasks, the run ends without a pause; if its
-        configuration is invalid, after the first group.
+        Also raise it if the first groups of an environment all have invalid tasks, or if the first group
+        finds its configuration invalid.
         """
         states = self._states
         for state in states.values():
@@ -104,9 +105,9 @@ class EnvironmentPauses:
         last = max(states.values(), key=lambda state: state.since)
         if not any(state.works for state in states.values()):
             raise FinalRunError(
-                f"no rollout has worked; last error: {last.last_error}",
+                f"every rollout has failed; last error: {last.last_error}",
                 code="BK-ENV-FAILED",
-                hint="correct the environment, and try it with `buckeye env check`",
+                hint="fix the environment, and test it with `buckeye env check`",
             )
         seconds, limit = self._clock() - last.since, self._settings.give_up_seconds
         if seconds >= limit:
@@ -118,7 +119,7 @@ class EnvironmentPauses:
             )
 
     def metrics(self) -> dict[str, float]:
-        """Return two metrics per environment: 1 if it is paused, else 0, and its pauses in a row."""
+        """Return per environment `paused` (1 or 0), and `pauses`, the number of pauses in a row."""
         return {
             f"env/{name}/{what}": value
             for name, state in self._states.items()
@@ -140,7 +141,7 @@ class EnvironmentPauses:
     def _record_failure(self, name: str, state: _State, error: str) -> None:
         state.last_error = error
         if state.until is not None:
-            return  # started before the pause
+            return  # the group started before the pause
         if not state.failed and not state.pauses:
             state.since = self._clock()
         state.failed += 1

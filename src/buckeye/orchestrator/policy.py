@@ -1,4 +1,4 @@
-"""Policy for environments: samples through the engines and records every token."""
+"""Policy of a rollout. It samples replies from the engines, and records every token for training."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from buckeye.orchestrator.training_samples import Prompt, SampleBuilder, Segment
 
 
 class Sampler(Protocol):
-    """Source of sampled token ids: the client, or a participant in deterministic sampling."""
+    """Source of sampled token ids: the inference client, or a participant in deterministic sampling."""
 
     async def generate(self, prompt_ids: Sequence[int], params: SamplingParams) -> Generation: ...
 
@@ -52,16 +52,16 @@ class _Cut:
 
 @dataclass(kw_only=True)
 class RolloutPolicy(OptionsPolicy):
-    """Policy of one rollout, with the statistics to read afterward."""
+    """Policy of one rollout, with statistics to read after the rollout."""
 
     temperature: float = 1.0
     """Sampling temperature; 1 if it is unknown."""
     segments: Sequence[Segment] = ()
     """Training samples, in the order in which they were begun; empty if tokens are not recorded."""
     turns: int = 0
-    """Number of sampled replies, over all kinds of calls."""
+    """Number of sampled replies, from chats and completions."""
     turns_without_room: int = 0
-    """Turns with an empty reply because the context was full or the rollout was cut; not in `turns`."""
+    """Calls with an empty reply, because the context was full or the rollout was cut. Not in `turns`."""
     was_cut: bool = False
     """True if a reply was cut short or left empty because the rollout was cut."""
     finish_reason: FinishReason = "stop"
@@ -70,8 +70,9 @@ class RolloutPolicy(OptionsPolicy):
     messages: Sequence[Message] = ()
     """Conversation after the last turn; empty for text completions."""
     prompt_tokens: int = 0
+    """Number of prompt tokens, summed over all turns."""
     completion_tokens: int = 0
-    """Prompt tokens and sampled tokens, summed over all turns."""
+    """Number of sampled tokens, summed over all turns."""
     sampling_clock: BusyClock = field(default_factory=BusyClock)
 
     @property
@@ -99,12 +100,12 @@ class RolloutPolicy(OptionsPolicy):
 
 
 class RecordingPolicy(RolloutPolicy):
-    """`OptionsPolicy` and `TokenPolicy` for one rollout. Calls may be concurrent.
+    """Policy of one rollout that samples replies and records their tokens. Calls may be concurrent.
 
-    A call extends the token ids of an earlier call verbatim where possible. A new segment begins where the
-    chat template or the environment rewrites earlier turns, or where a turn is continued twice. Once
-    `is_cut()` is true, the engines may abort open requests. An aborted reply ends as if at a length limit,
-    and later calls get empty replies.
+    If possible, a call extends the token ids of an earlier call. A new segment begins if the chat template or
+    the environment rewrites earlier turns, or if two calls continue the same turn. When `is_cut()` becomes
+    True, the engines may abort open requests. The policy then ends the reply as if it had reached a length
+    limit, and later calls get empty replies.
     """
 
     def __init__(
@@ -141,7 +142,7 @@ class RecordingPolicy(RolloutPolicy):
         `InferenceError` if no engine answers or the engine aborts the reply, `PromptTooLongError` if the
         first prompt does not fit, and `UsageError` if the chat template rejects the messages.
         """
-        # a copy, as the environment may change its own messages later
+        # a copy, because the environment may change its messages later
         messages, tools = copy.deepcopy(([join_text_parts(message) for message in messages], list(tools)))
         prompt = self._samples.chat_prompt(messages, tools)
         reply_start = EMPTY_REPLY_START
@@ -209,13 +210,13 @@ class RecordingPolicy(RolloutPolicy):
         )
 
     def _derive_call_seed(self, ids: Sequence[int]) -> int:
-        """Return a seed from the prompt and its number of uses; independent of the order of calls."""
+        """Return a seed that depends on the prompt and its number of uses, but not on the order of calls."""
         digest = hashlib.blake2b(array.array("q", ids).tobytes(), digest_size=16).digest()
         self._uses[digest] += 1
         return derive_seed(self._seed, digest.hex(), self._uses[digest])
 
     def _cut_at_stop(self, generation: Generation, stops: tuple[str, ...]) -> tuple[Generation, _Cut | None]:
-        """Return the tokens up to the one that completes the first stop text, and the cut. Drop the rest."""
+        """Drop the tokens after the one that completes the first stop text. Return the rest, and the cut."""
         if not stops:
             return generation, None
         detokenizer = IncrementalDetokenizer(self._renderer.decode, stops)

@@ -12,10 +12,10 @@ log = logging.getLogger(__name__)
 
 
 class Admission:
-    """Admission of rollouts of one environment; None: no limit.
+    """Limiter for the rollouts of one environment. None: no limit.
 
-    At most `max_concurrent` run at a time, and `rate_limit` start per second, evenly spaced. `clock` returns
-    seconds, and `sleep` waits for seconds.
+    At most `max_concurrent` rollouts run at a time, and `rate_limit` rollouts start per second, evenly
+    spaced. `clock` returns seconds, and `sleep` waits for seconds.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class Admission:
 
     @contextlib.asynccontextmanager
     async def slot(self) -> AsyncIterator[None]:
-        """Hold one of the concurrent slots, after waiting for a start time."""
+        """Wait for a free slot and for the next start time, and hold the slot during the block."""
         async with self._slots or contextlib.nullcontext():
             await self.wait_for_start()
             yield

@@ -1,4 +1,4 @@
-"""Rollouts and their groups. A failed rollout is data: it is kept, and never gets a reward of 0."""
+"""Rollouts and groups. A failed rollout is kept with its error. It never gets a reward of 0."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Rollout:
     on the event loop's clock. `shaping` has the amount that each cause adds to the reward for training. The
     tokens were sampled with `temperature`. `replies` has the text of each turn, and `messages` the
     conversation after the last turn. `prompt_tokens` and `reply_tokens` are sums over the turns, as the
-    policy counts them. `cut` is True if sampling was ended early, before the rollout became too old to be
-    used. `earlier_attempts` has the failed attempts before this one.
+    policy counts them. `cut` is True if sampling was ended early, because the rollout was too old for every
+    later batch. `earlier_attempts` has the failed attempts before this one.
     """
 
     env_name: str
@@ -61,7 +61,7 @@ class Rollout:
         return None if self.reward is None else self.reward + sum(self.shaping.values())
 
     def record(self) -> dict[str, Any]:
-        """Return the record for files, also of an errored rollout. Messages may contain non-JSON values."""
+        """Return the rollout as a record for files. `messages` may have values that JSON cannot represent."""
         return {
             "reward": self.reward,
             "components": dict(self.outcome.components),
@@ -77,9 +77,10 @@ class Rollout:
         }
 
     def as_scored(self) -> Scored:
-        """Return the input of the advantages; only for a rollout with a reward.
+        """Return the input of reward shaping and advantages. The rollout must have a reward.
 
-        Shaping is added to the last turn, and so is the whole reward if the environment has no turn rewards.
+        The last turn gets the amounts of reward shaping. If the environment returned no turn rewards, the
+        last turn also gets the whole reward.
         """
         assert self.reward is not None
         added = sum(self.shaping.values())
@@ -102,7 +103,7 @@ class Rollout:
             return []
         given = self.outcome.turn_rewards
         rewards = [0.0] * (self.turns - 1) + [reward] if given is None else list(given)
-        # turn rewards may continue after the last sampled turn, when the context is full: add them to it
+        # turns without a reply, because the context was full, may have rewards: add them to the last turn
         before, last = rewards[: self.turns - 1], rewards[self.turns - 1 :]
         return [*before, sum(last) + shaping]
 
@@ -125,7 +126,7 @@ class Rollout:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Group:
-    """Rollouts of one task, compared with each other. Errored ones are kept for the counts."""
+    """Rollouts of one task, whose rewards are compared. Errored rollouts are included."""
 
     index: int
     rollouts: tuple[Rollout, ...]
@@ -174,9 +175,9 @@ class InFlightGroup:
         self.index = index
         self.size = size
         self.is_cut = False
-        """True if sampling for the group has ended early."""
+        """True if `cut` was called."""
         self.attempts = 0
-        """Number of finished attempts at its rollouts, including failed ones."""
+        """Number of finished attempts of its rollouts, including failed attempts."""
         self._current_version = current_version
         self._first_version: int | None = None
         self._sessions: list[SamplingSession] = []
@@ -186,7 +187,7 @@ class InFlightGroup:
     def version(self) -> int:
         """Lower bound of the policy versions of its tokens.
 
-        It is the version when the first rollout started, or the current version before that.
+        It is the version when the first rollout started; before that, the current version.
         """
         return self._current_version() if self._first_version is None else self._first_version
 
@@ -209,13 +210,14 @@ class InFlightGroup:
 def leaves_room(
     size: int, due: int, waiting: Mapping[int, int], *, open_places: int, batch: int, batch_size: int
 ) -> bool:
-    """Return True if a group of `size` rollouts may use places of batch `batch`.
+    """Return True if a group of `size` rollouts may enter batch `batch`.
 
-    `due` is the last batch that can have the group, and `open_places` the number of free places in `batch`.
-    `waiting` has the number of rollouts, finished or in flight, by their last possible batch.
+    `due` is the last batch that the group may enter. `open_places` is the number of rollouts that `batch`
+    still needs. `waiting` has the number of rollouts, finished or in flight, by the last batch that they may
+    enter.
 
-    The group may enter if all rollouts with an earlier `due` still find a place in time. This is the
-    schedulability test of earliest deadline first: up to each deadline, the work that is due fits.
+    The group may enter if all rollouts with an earlier `due` still fit into a batch in time. This is the
+    schedulability test of earliest deadline first: for each deadline, all work that is due by then fits.
     """
     needed = 0
     for other_due in sorted(other for other in waiting if batch <= other < due):

@@ -1,4 +1,4 @@
-"""Rollout runners: one policy and one deadline per rollout, and retries if the policy cannot be the cause."""
+"""Rollout runners. They run rollouts with a deadline, and retry failures that the policy did not cause."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ from buckeye.orchestrator.task_sampler import GroupTask
 
 log = logging.getLogger(__name__)
 
-_MAX_WARNINGS = 20  # kinds of errors shown in full
+_MAX_WARNINGS = 20  # code locations whose first error is logged as a warning
 _RETRIED_BOUNDARIES = ("load", "reset", "model", "worker")
 
 
 PolicyFactory = Callable[[NamedEnvironment, int], RolloutPolicy]
-"""Factory of the policy of one rollout, from an environment and a seed."""
+"""Function that makes the policy of one rollout, from an environment and a seed."""
 
 
 class RolloutRunner:
-    """Runner of tasks with a separate policy for every attempt.
+    """Runner of rollouts, with a separate policy for every attempt.
 
-    `make_policy` returns the policy factory for one rollout and its retries. A rollout, and its `timeout` in
-    seconds, starts when `wait_for_slot` has returned. After an error that the policy cannot have caused, the
-    rollout is retried up to `retries` times.
+    `make_policy` returns the policy factory for one rollout and its retries. A rollout and its `timeout`
+    (seconds) start when `wait_for_slot` has returned. After an error that the policy cannot have caused, the
+    runner retries the rollout up to `retries` times.
     """
 
     def __init__(
@@ -71,7 +71,10 @@ class RolloutRunner:
     def start_group(
         self, group: GroupTask, size: int, flight: InFlightGroup | None = None
     ) -> asyncio.Task[Group]:
-        """Start `size` rollouts of one task. With deterministic sampling, all join before this returns."""
+        """Start `size` rollouts of one task.
+
+        In deterministic sampling, all join before this function returns.
+        """
         flight = flight or InFlightGroup(group.index, size)
         members = [
             self.start(group.env, group.task, group.index, member, flight=flight) for member in range(size)
@@ -118,15 +121,15 @@ class RolloutRunner:
     def _may_retry(self, rollout: Rollout) -> bool:
         """Return True if the rollout failed and the policy cannot be the cause.
 
-        This is a failure before the first request to the policy, a failure of the engines, or the end of a
-        shared worker process. An invalid task or configuration is not retried.
+        Retries help after a failure before the first request to the policy, a failure of the engines, and the
+        end of a worker process. They do not help after an invalid task or configuration.
         """
         if rollout.outcome.error is None or rollout.outcome.boundary in INVALID_BOUNDARIES:
             return False
         return rollout.outcome.boundary in _RETRIED_BOUNDARIES or not rollout.sampling_seconds
 
     def _log_error(self, rollout: Rollout) -> None:
-        """Log the error; warn with the trace at the first error of each code location of an environment."""
+        """Log an error. The first error of each code location of an environment is a warning with a trace."""
         log.debug("rollout of %s failed: %s", rollout.task.id, rollout.outcome.error)
         trace = rollout.outcome.trace
         if trace and (rollout.env_name, trace[-1]) not in self._warned and len(self._warned) < _MAX_WARNINGS:
@@ -175,12 +178,12 @@ class RolloutRunner:
             raise
         return Group(index=group.index, rollouts=await self._score_group(group, rollouts))
 
-    async def _score_group(self, group: GroupTask, played: Sequence[Rollout]) -> tuple[Rollout, ...]:
-        """Return the rollouts with rewards that depend on the whole group."""
-        before, turns = [rollout.outcome for rollout in played], [rollout.turns for rollout in played]
+    async def _score_group(self, group: GroupTask, ended: Sequence[Rollout]) -> tuple[Rollout, ...]:
+        """Return the rollouts, with rewards if the environment scores whole groups."""
+        before, turns = [rollout.outcome for rollout in ended], [rollout.turns for rollout in ended]
         env, timeout = group.env.environment, group.env.rollout_settings.timeout or self._timeout
         after = await score_pending_outcomes(env, group.task, before, turns, timeout=timeout)
-        rollouts = [replace(rollout, outcome=outcome) for rollout, outcome in zip(played, after, strict=True)]
+        rollouts = [replace(rollout, outcome=outcome) for rollout, outcome in zip(ended, after, strict=True)]
         pending = [outcome.pending is not None for outcome in before]
         for rollout, waited in zip(rollouts, pending, strict=True):
             if waited and rollout.reward is None:
@@ -228,7 +231,7 @@ class RecordingRolloutRunner(RolloutRunner):
     def start(
         self, env: NamedEnvironment, task: Task, *order: int, flight: InFlightGroup | None = None
     ) -> asyncio.Task[Rollout]:
-        """Start one rollout. With deterministic sampling, it joins before this returns."""
+        """Start one rollout. In deterministic sampling, the rollout joins before this function returns."""
         if not isinstance(self._sampler, DeterministicSampling):
             return super().start(env, task, *order, flight=flight)
         participant, flight = self._sampler.join(*order), flight or InFlightGroup()
@@ -269,9 +272,9 @@ async def run_rollout(
 ) -> Outcome:
     """Return the checked outcome of a rollout.
 
-    The outcome has an error if the rollout takes more than `timeout` seconds, raises, or does not return an
-    outcome. The error names the function of `environment`. Raise `CancelledError` only if the caller's task
-    is cancelled.
+    The outcome has an error if the rollout takes more than `timeout` seconds, raises an exception, or does
+    not return an outcome. The error names the function of `environment`. Raise `CancelledError` only if the
+    caller's task is cancelled.
     """
     token = ROLLOUT_DEADLINE.set(time.monotonic() + timeout)
     try:
@@ -287,7 +290,7 @@ async def run_rollout(
         return error_outcome("timeout", f"no outcome within {timeout:g} s")
     except ReplyTimeoutError as error:
         return error_outcome("timeout", str(error))
-    except THIRD_PARTY_ERRORS as error:  # third-party code: any exception ends this rollout only
+    except THIRD_PARTY_ERRORS as error:  # an exception ends only this rollout
         return outcome_of_exception("model" if isinstance(error, InferenceError) else "step", error)
     finally:
         ROLLOUT_DEADLINE.reset(token)
@@ -304,9 +307,9 @@ def _environment_params(env: NamedEnvironment, params: SamplingParams) -> Sampli
 
 
 def shape_reward(rollout: Rollout, shaping: RewardShaping) -> Rollout:
-    """Return the rollout with the amounts of reward shaping.
+    """Return the rollout with the amounts of reward shaping. An errored rollout stays unchanged.
 
-    An errored rollout is returned unchanged. If the user's function fails, the rollout is errored.
+    If the user's function fails, the rollout becomes errored.
     """
     if rollout.reward is None:
         return rollout

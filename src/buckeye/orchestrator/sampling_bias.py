@@ -1,4 +1,4 @@
-"""Sampling bias of a batch: lengths and durations of used rollouts compared with lost ones."""
+"""Metrics of sampling bias: compare lengths and durations of used rollouts with those of lost rollouts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 from buckeye.orchestrator.collected_groups import CollectedGroups
 from buckeye.orchestrator.rollout import Group, Rollout
 
-_STEPS = 100  # of a comparison: enough to detect small differences, and few enough to drop old ones
+_STEPS = 100  # steps to compare: enough to detect small differences, and few enough to forget old steps
 
 _MEASURES: Mapping[str, Callable[[Rollout], float]] = {
     "seconds": lambda rollout: rollout.seconds,
@@ -22,7 +22,7 @@ _MEASURES: Mapping[str, Callable[[Rollout], float]] = {
 
 
 class _Comparison:
-    """Two sides of one comparison, over the last `_STEPS` steps."""
+    """Kept values and lost values of the last `_STEPS` steps."""
 
     def __init__(self) -> None:
         self._kept: deque[Sequence[float]] = deque(maxlen=_STEPS)
@@ -35,9 +35,9 @@ class _Comparison:
     def values(self, name: str) -> dict[str, float]:
         """Return the difference of the mean of the kept values from the mean of all values.
 
-        `name` is the difference relative to the mean of all values, and `name/errors` the difference in
-        standard errors (Welch 1947). Empty with fewer than two values on either side, or if the mean of all
-        values is not positive.
+        The metric `name` is the difference divided by the mean of all values. `name/errors` is the difference
+        in standard errors (Welch 1947). Return no metrics if either side has fewer than two values, or if the
+        mean of all values is not positive.
         """
         kept, lost = (np.fromiter(chain.from_iterable(side), float) for side in (self._kept, self._lost))
         if len(kept) < 2 or len(lost) < 2:
@@ -52,15 +52,15 @@ class _Comparison:
 
 
 class CollectionWatch:
-    """Comparisons over the last steps.
+    """Comparisons of rollouts over the last steps.
 
     * `collection/bias/...` compares used groups with lost groups. It compares means of groups, because the
       rollouts of a group are not independent.
     * `collection/failures/...` compares attempts that have a reward with failed attempts.
-    * `collection/failures/reward` compares the mean reward of groups without and with failed attempts. Groups
-      without any reward are left out.
+    * `collection/failures/reward` compares the mean reward of groups without failed attempts with that of the
+      other groups. Groups without a reward are left out.
 
-    The first two leave out attempts without a sampled token, such as a refused prompt: they have no length.
+    The first two leave out attempts without a sampled token, such as a refused prompt, which have no length.
     """
 
     def __init__(self) -> None:

@@ -13,11 +13,11 @@ from buckeye.orchestrator.rollout import Group
 log = logging.getLogger(__name__)
 
 _SHOWN_CHARACTERS = 120
-"""Maximum length of a prompt, and of a reply."""
+"""Maximum length of a prompt, and of a reply, in the log."""
 
 
 def log_first_replies(groups: Sequence[Group]) -> None:
-    """Log the replies with the highest, a middle and the lowest reward of a batch, with their prompts."""
+    """Log the replies with the highest, median and lowest reward of a batch, with their prompts."""
     ranked = sorted((r for group in groups for r in group.scored), key=lambda r: -float(r.reward or 0.0))
     chosen = [ranked[index] for index in sorted({0, len(ranked) // 2, len(ranked) - 1})] if ranked else []
     for rollout in chosen:
@@ -43,8 +43,8 @@ def log_untrained_rollouts(
 ) -> None:
     """Log the rollouts of a step that were not trained on: errors, dropped groups, lost attempts.
 
-    `poor_steps` is the number of steps with almost no training signal, this one included. Only the first one
-    and every power of ten are warnings.
+    `poor_steps` is the number of steps up to this step with almost no training signal. If it is a power of
+    ten (1, 10, 100, ...), the line about the signal is a warning.
     """
     errors = collected.errors
     level, unusable = collected.level()

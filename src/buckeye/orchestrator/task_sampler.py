@@ -1,4 +1,4 @@
-"""Choice of the next task: a pure function of (seed, group index), so a resumed run continues exactly."""
+"""Choice of the task of each group, from seed and group index only: a resume continues the same sequence."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class GroupTask:
 
 
 class EnvironmentMix:
-    """Assignment of groups to environments; `sizes` has their numbers of tasks.
+    """Assignment of groups to environments. `sizes` has the number of tasks of each environment.
 
-    The environment with the largest deficit is next, so at any time the counts are as close to the shares as
-    possible. Each environment starts a new epoch when all its tasks have been used.
+    The next group goes to the environment that is furthest below its share. So at any time, the counts are as
+    close to the shares as possible. An environment begins a new epoch when all its tasks have been used.
     """
 
     def __init__(self, shares: Sequence[float], sizes: Sequence[int]) -> None:
@@ -35,7 +35,7 @@ class EnvironmentMix:
         self._counts = [0] * len(sizes)  # groups of each environment
 
     def __getitem__(self, index: int) -> tuple[int, int, int]:
-        """Return the environment (its position), epoch and task of group `index` (from 0)."""
+        """Return the index of the environment, the epoch, and the position in the epoch of group `index`."""
         while len(self._assigned) <= index:
             count = len(self._assigned) + 1
             deficits = [share * count - n for share, n in zip(self._shares, self._counts, strict=True)]

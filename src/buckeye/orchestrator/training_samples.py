@@ -1,4 +1,4 @@
-"""Training samples of one rollout: calls joined to token sequences, each sampled token once in the loss.
+"""Training samples of one rollout: its calls, joined to sequences with each sampled token once in the loss.
 
 A rollout is a tree of turns. A call whose prompt continues an earlier turn, token for token, is appended to
 that turn's segment if the segment still ends there. Otherwise it begins a separate segment, which repeats the
@@ -80,8 +80,8 @@ class Prompt:
 class _Turn:
     """Sampled reply at tokens `start` to `end` of its thread.
 
-    The first `text_end` characters of the thread's text are the prompt, in a completion with the reply.
-    `messages` is set only for a chat.
+    The first `text_end` characters of the thread's text are the prompt of a chat, or the prompt and the reply
+    of a completion. `messages` is set only for a chat.
     """
 
     thread: _Thread
@@ -98,7 +98,7 @@ class _Turn:
 
     @property
     def text(self) -> str:
-        """Text of the prompt, in a completion with the reply; "" if only token ids are known."""
+        """Prompt of a chat, or prompt and reply of a completion; "" if only token ids are known."""
         return self.thread.text[: self.text_end]
 
     @property
@@ -116,7 +116,7 @@ class SampleBuilder:
         self.segments: list[Segment] = []
 
     def chat_prompt(self, messages: Sequence[Message], tools: Sequence[Tool]) -> Prompt:
-        """Return the prompt for the next assistant message. It extends the longest chat that it continues.
+        """Return the prompt for the next assistant message. It extends the longest chat that is continued.
 
         Raise `UsageError` if the chat template rejects the messages.
         """

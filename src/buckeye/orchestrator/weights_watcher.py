@@ -24,7 +24,7 @@ _POLL_SECONDS = 0.02
 class BrokenServers:
     """Requests to the launcher to restart a server that runs but is broken.
 
-    If the newest weights on disk are damaged, no server can load them, and every restart would be useless.
+    If the newest weights on disk are damaged, a restart does not help, because no server can load them.
     """
 
     def __init__(self, output_dir: Path, identity: RunIdentity) -> None:
@@ -56,8 +56,9 @@ class BrokenServers:
 class WeightsWatcher:
     """Watcher of `weights/` that updates every engine to the newest version, during rollouts.
 
-    `newest_possible()` returns the number of batches handed over. While the version `due()` is evaluated, the
-    engines keep it.
+    `newest_possible()` returns the number of batches written, which is the newest version that can exist.
+    `due()` returns the next version to evaluate, or None. The engines keep this version until it is
+    evaluated.
     """
 
     def __init__(
@@ -96,7 +97,7 @@ class WeightsWatcher:
             await asyncio.sleep(_POLL_SECONDS)
 
     def _next(self) -> tuple[int, Path] | None:
-        """Return the newest version, or an older one that is due to be measured.
+        """Return the newest version, or the version to evaluate if it is older.
 
         The older version still exists, because the trainer keeps as many versions as it can be ahead.
         """

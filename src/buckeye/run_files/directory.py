@@ -36,10 +36,10 @@ RUN_FILE = "run.json"
 METRICS_FILE = "metrics.jsonl"
 EARLIER_FOLDER = "earlier_starts"
 REMOTE_FILE = "remote.json"
-"""File in the run directory while the run's last start was on another machine."""
+"""File that a run directory has if the run was last started on another machine."""
 LOG_FOLDER = "logs"
 STOP_FILE = "stop"
-"""File in the run directory that requests the launcher, on any machine, to end its run."""
+"""File that requests the launcher of the run to end it. The launcher may be on another machine."""
 _POLL_SECONDS = 2.0
 _RUN_CONTENT = (
     "batches",
@@ -72,9 +72,10 @@ def files_of_a_run(output_dir: Path) -> list[Path]:
 
 
 def check_unused(output_dir: Path, *, resume_command: str, cleans: bool = True) -> None:
-    """Raise `UsageError`, with the command to resume, if another run has trained here or may be training.
+    """Raise `UsageError`, with the command to resume, if the directory has a run that may have trained.
 
-    `cleans` is True if the command has a --clean flag. Files that `move_unstarted_run` can move are allowed.
+    An unstarted run is allowed, because `move_unstarted_run` moves its files. `cleans` is True if the command
+    has a --clean flag.
     """
     if not files_of_a_run(output_dir) or is_unstarted(output_dir):
         return
@@ -88,9 +89,9 @@ def check_unused(output_dir: Path, *, resume_command: str, cleans: bool = True) 
 
 
 def is_unstarted(output_dir: Path) -> bool:
-    """Return True if all files are from a start that never finished its first step.
+    """Return True if the run in the directory never finished its first step.
 
-    Return False if that is unknown, as for a run on another machine.
+    Return False if this is unknown, for example for an active run on another machine.
     """
     try:
         attempts = read_json(output_dir / RUN_FILE)["attempts"]
@@ -112,7 +113,7 @@ def _is_active_elsewhere(output_dir: Path) -> bool:
         return True
     try:
         record = read_record(output_dir)
-    except UsageError:  # without this file, no run was started
+    except UsageError:  # without a status file, no run was started
         return (output_dir / STATUS_FILE).exists()
     return record.elsewhere and record.state in ACTIVE_STATES
 
@@ -136,7 +137,7 @@ def move_unstarted_run(
     for copy in step_directories(output_dir / "weights").values():
         remove_directory(copy)
     remaining = [path for path in (*also, *files_of_a_run(output_dir)) if path.exists()]
-    for path in sorted(remaining, key=lambda path: path.name == RUN_FILE):  # last, so a retry is possible
+    for path in sorted(remaining, key=lambda path: path.name == RUN_FILE):  # RUN_FILE last, for a retry
         target = archive / path.relative_to(output_dir)
         target.parent.mkdir(exist_ok=True)
         path.rename(target)
@@ -159,7 +160,7 @@ def clean(output_dir: Path, *, needed: Sequence[Path] = ()) -> list[Path]:
         )
     _check_not_needed(removed, needed, "--clean would delete")
     removed += [path for path in [output_dir / EARLIER_FOLDER] if path.exists()]
-    removed.sort(key=lambda path: path.name == RUN_FILE)  # last: a retry of --clean needs this file
+    removed.sort(key=lambda path: path.name == RUN_FILE)  # RUN_FILE last: a retry of --clean needs it
     for path in removed:
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
@@ -215,7 +216,7 @@ def log_path(output_dir: Path, name: str) -> Path:
 def link_log(output_dir: Path, attempt: int, name: str) -> None:
     """Point the stable path to the log of an attempt, atomically.
 
-    On file systems without links, only the logs of the attempts exist.
+    If the file system does not support links, only log a warning.
     """
     link = log_path(output_dir, name)
     try:
@@ -235,7 +236,7 @@ def earlier_logs(output_dir: Path) -> list[Path]:
 def claim_directory(output_dir: Path, *, resumed: bool, resume_command: str) -> Iterator[None]:
     """Lock the directory for a run without a launcher, and set its run identity.
 
-    Only rank 0 does this.
+    Other ranks than 0 do nothing.
     """
     if os.environ.get("RANK", "0") != "0":
         yield
@@ -256,9 +257,10 @@ def is_in_use(output_dir: Path) -> bool:
 
 @contextmanager
 def lock_directory(output_dir: Path) -> Iterator[None]:
-    """Lock the directory: a second `rl` on it ends with an error instead of mixing two runs.
+    """Lock the directory during the block. Raise `UsageError` if another process holds the lock.
 
-    If only the lock file was written, as by a refused start, remove it, with the folders created for it.
+    If the block writes no files, for example because a start is refused, remove the lock file and the folders
+    that were created for it.
     """
     created = [folder for folder in (output_dir, *output_dir.parents) if not folder.exists()]
     output_dir.mkdir(parents=True, exist_ok=True)
@@ -294,7 +296,7 @@ def lock_directory(output_dir: Path) -> Iterator[None]:
 
 
 class StopRequests:
-    """Stop requests for a run; requests from before its start do not count."""
+    """Stop requests for a run, by a signal or by STOP_FILE. A STOP_FILE from before the start is deleted."""
 
     def __init__(self, output_dir: Path, stop: StopFlag) -> None:
         self._path = output_dir / STOP_FILE
@@ -304,7 +306,7 @@ class StopRequests:
         self._path.unlink(missing_ok=True)
 
     def requested(self) -> bool:
-        """Return True if a stop was requested. Call it repeatedly."""
+        """Return True if a stop was requested. The launcher calls this method repeatedly."""
         now = time.monotonic()
         if now >= self._next_check and not self._is_requested:
             self._next_check = now + _POLL_SECONDS

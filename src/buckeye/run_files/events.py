@@ -36,7 +36,7 @@ EventKind = Literal[
 def write_event(output_dir: Path, event: EventKind, *, attempt: int, **details: Any) -> None:
     """Append `{"time": seconds since the epoch, "event": ..., "attempt": ..., **details}`.
 
-    On a full disk the line is dropped instead of waiting for room.
+    If the disk is full, the event is dropped.
     """
     path = output_dir / EVENTS_FILE
     line = json.dumps({"time": round(time.time(), 3), "event": event, "attempt": attempt, **details})
@@ -49,7 +49,7 @@ def write_event(output_dir: Path, event: EventKind, *, attempt: int, **details: 
 
 
 def read_events(output_dir: Path) -> Iterator[dict[str, Any]]:
-    """Yield the events of a run in order; none without the file. Invalid lines are skipped."""
+    """Yield the events of a run in order. Skip invalid lines. A missing file has no events."""
     return (event for event in read_json_lines(output_dir / EVENTS_FILE) if _is_event(event))
 
 

@@ -1,6 +1,6 @@
-"""Runs that this user has started: a small file per run with its directory.
+"""Runs that this user has started. For each run, a small file in the user's state folder has its directory.
 
-Runs on another machine also have `remote.json`, with their state as reported to this machine.
+The directory of a run on another machine has `remote.json`, with the state last reported to this machine.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ _MIN_ID_LENGTH = 4
 
 
 class RemoteJob(msgspec.Struct, kw_only=True, frozen=True):
-    """Job of a run on a remote machine, and its connection data.
+    """Job of a run on a remote machine, and the data to connect to the machine.
 
-    `pod` is the machine's name if it was rented. `sent` lists the files of the run directory that were
-    uploaded from here and are not downloaded.
+    `pod` is the name of the pod if the machine was rented. `sent` lists the files of the run directory that
+    this machine has uploaded. They are not downloaded again.
     """
 
     id: str
@@ -56,8 +56,9 @@ class RemoteRun(msgspec.Struct, kw_only=True, frozen=True):
     """Start of the run `run_id` on another machine. Times are in seconds since the epoch.
 
     `state` is `starting` until a job exists, then `running`, and `over` when all local work is done. `doing`
-    is the last report, and `said` its time. `stopping` is True if a stop was requested. `arguments` follow
-    `rl` in the command of the remote run. `working_directory` is the local working directory.
+    is the text of the last report, and `said` its time. `stopping` is True if a stop was requested.
+    `arguments` are the arguments of `rl` on the remote machine. `working_directory` is the local working
+    directory.
     """
 
     run_id: str
@@ -77,7 +78,7 @@ def write_remote_run(output_dir: Path, remote_run: RemoteRun) -> None:
 
 
 def read_remote_run(output_dir: Path) -> RemoteRun | None:
-    """Return the data of a remote run; None for a local run. Raise `UsageError` if it cannot be read."""
+    """Return the data of a remote run; None for a local run. Raise `UsageError` for an unreadable file."""
     try:
         return read_struct(output_dir / REMOTE_FILE, RemoteRun, hint="delete this file if the run has ended")
     except FileNotFoundError:
@@ -102,10 +103,12 @@ def current_record(output_dir: Path) -> RunRecord:
     state: RecordedState = "failed" if is_lost or is_over else "starting"
     is_outdated = record is not None and record.state in ACTIVE_STATES and is_over
     is_from_job = remote_run.job is not None and not is_outdated
-    has_not_started = remote_run.job is None and state == "failed"  # the previous record stays valid
+    has_not_started = remote_run.job is None and state == "failed"  # keep the record of the previous start
     if record is not None and (is_from_job or has_not_started):
         return record
-    reason = f"the starting command was killed after: {remote_run.doing}" if is_lost else remote_run.doing
+    reason = remote_run.doing
+    if is_lost:
+        reason = f"the command that starts the run was killed during: {remote_run.doing}"
     base = record or RunRecord(
         run_id=remote_run.run_id,
         attempt=0,
@@ -152,7 +155,7 @@ class KnownRun:
 
 
 def register_run(output_dir: Path, run_id: str) -> None:
-    """Register a run. A failure is only a warning, as the run does not depend on it."""
+    """Add a run to the known runs. If this fails, log a warning, because the run does not depend on it."""
     path = _folder() / f"{run_id}.json"
     directory = str(output_dir.absolute())
     entry = {"run_id": run_id, "directory": directory, "registered": time.time()}
@@ -169,7 +172,7 @@ def register_run(output_dir: Path, run_id: str) -> None:
 
 
 def known_runs() -> tuple[list[KnownRun], int]:
-    """Return the runs with existing directories, newest first, and the number of deleted ones."""
+    """Return the runs whose directories exist, newest first, and the number of all others."""
     runs, deleted = [], 0
     for path in _folder().glob("*.json"):
         try:
@@ -187,8 +190,8 @@ def known_runs() -> tuple[list[KnownRun], int]:
 def find_run(name: str | None) -> Path:
     """Return the directory of a run. `name` is the directory, the name of the run, or a prefix of its id.
 
-    Without `name`, it is the run in ./outputs, else the newest known run. Raise `UsageError` if no run, or
-    more than one, matches.
+    If `name` is None, return the run in ./outputs, else the newest known run. Raise `UsageError` if no run,
+    or more than one run, matches.
     """
     if name is None:
         return _default_run()

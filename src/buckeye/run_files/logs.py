@@ -1,4 +1,4 @@
-"""Output of a run's processes, in order of time, with an option to follow it."""
+"""Logs of a run's processes: read them in order of time, follow them, and delete old logs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LAUNCHER = "rl"
 _CLOCK = re.compile(r"([01]\d|2[0-3]):([0-5]\d):([0-5]\d) ")
 _DATED = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),\d+ \[([^\]]+)\] (.*)")
 _HALF_A_DAY = timedelta(hours=12)
-_VISIBLE_LINES = 60  # the screen shows a part of them
+_VISIBLE_LINES = 60  # lines that the user's screen may still show
 _RUN_FILE_HINT = "pass the directory of a run, or restore this file"
 
 
@@ -53,7 +53,7 @@ def read_logs(output_dir: Path, *, attempt: int | None = None, process: str | No
             hint=f"pass a number from {min(starts)} to {newest}",
         )
     after = min((start for number, start in starts.items() if number > chosen), default=float("inf"))
-    started = int(starts[chosen])  # most lines have whole seconds
+    started = int(starts[chosen])  # the times of most lines have whole seconds
     sources = _sources(output_dir, starts, chosen)
     if process is not None and not any(_matches(process, source.process) for source in sources):
         processes = ", ".join(source.process for source in sources) or "none"
@@ -67,7 +67,7 @@ def read_logs(output_dir: Path, *, attempt: int | None = None, process: str | No
 
 
 def was_logged(output_dir: Path, text: str) -> bool:
-    """Return True if one of the newest lines of the run's log, which a user still sees, has this text."""
+    """Return True if one of the last `_VISIBLE_LINES` lines of the run's log has this text."""
     try:
         with run_log(output_dir).open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _VISIBLE_LINES * 500))
@@ -78,9 +78,10 @@ def was_logged(output_dir: Path, text: str) -> bool:
 
 
 def follow_logs(output_dir: Path, *, process: str | None = None) -> Iterator[list[LogLine]]:
-    """Yield all lines of the newest attempt, then the new lines since the last yield, if any.
+    """Yield all lines of the newest attempt, then lists of the lines that are new, which may be empty.
 
-    This never ends: the caller waits between two yields. New files of a resumed run are found automatically.
+    The iterator never ends, and includes the logs of later attempts. It does not sleep: the caller waits
+    before it requests the next list.
     """
     starts = attempt_starts(output_dir)
     started = int(starts[max(starts)])
@@ -117,7 +118,7 @@ def attempt_starts(output_dir: Path) -> dict[int, float]:
 
 
 def _start_of(path: Path, starts: Mapping[int, float]) -> float:
-    """Return the start of the attempt that a log's folder names, by default of the newest attempt."""
+    """Return the start of the attempt that a log's folder names, else that of the newest attempt."""
     _, _, number = path.parent.name.partition("attempt_")
     return starts.get(int(number) if number.isdigit() else -1, starts[max(starts)])
 
@@ -152,7 +153,7 @@ def _in_order(lines: list[LogLine], process: str | None) -> list[LogLine]:
 
 
 class _LogFile:
-    """Growing log of a process; `now` is the time of its last line.
+    """Growing log of a process. `now` is the time of the last line that was read.
 
     `<process>.stdout` has the time of day in each line, and the date follows from the attempt's start. All
     processes share `run.log`, with dated lines. Only the launcher's lines are read from it.

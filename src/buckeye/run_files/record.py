@@ -20,7 +20,10 @@ T = TypeVar("T")
 
 STATUS_FILE = "status.json"
 DIRECTORY_ID_VARIABLE = "BUCKEYE_RUN_PLACE"
-"""Environment variable with the `directory_id` of a process's run. Copies of a directory share the run id."""
+"""Environment variable with the `directory_id` of a process's run.
+
+The run id is not enough: copies share it.
+"""
 
 RecordedState = Literal["starting", "running", "stopping", "finished", "failed", "stopped"]
 RunState = Literal["starting", "running", "stopping", "paused", "finished", "failed", "stopped", "dead"]
@@ -37,8 +40,8 @@ ACTIVE_STATES: frozenset[RunState] = frozenset({"starting", "running", "stopping
 def birth_time(pid: int) -> float:
     """Return the start time of a process. A later process with an equal pid has another start time.
 
-    On Linux it is in clock ticks since boot, which clock changes do not affect; elsewhere it is in seconds
-    since the epoch. Raise `psutil.NoSuchProcess` if the process does not exist.
+    On Linux, the time is in clock ticks since boot, which clock changes do not affect. On other systems, it
+    is in seconds since the epoch. Raise `psutil.NoSuchProcess` if the process does not exist.
     """
     if sys.platform != "linux":
         return float(psutil.Process(pid).create_time())
@@ -52,9 +55,10 @@ def birth_time(pid: int) -> float:
 class ProcessRecord(msgspec.Struct, kw_only=True, frozen=True):
     """Process of a run.
 
-    `started` is in seconds since the epoch. `birth` is its `birth_time`. `node` is its node in the run; 0 is
-    the launcher's. `log` is its file in `logs/`. `doing` is its activity since `since`; `on` is the kind of
-    process that it waits for. It was restarted `restarts` times.
+    `started` is in seconds since the epoch. `birth` is the `birth_time` of the process. `node` is the number
+    of its node; 0 is the launcher's node. `log` is its file in `logs/`. `doing` is its activity since the
+    time `since`, and `on` is the kind of process that it waits for. `restarts` counts the restarts of the
+    process.
     """
 
     title: str
@@ -85,8 +89,9 @@ class ProcessRecord(msgspec.Struct, kw_only=True, frozen=True):
 class RunRecord(msgspec.Struct, kw_only=True, frozen=True):
     """Content of `status.json`. Times are in seconds since the epoch.
 
-    `arguments` are the arguments after `rl` of the newest attempt, in `working_directory`. `start_step` is
-    the step that it started from. `place` is the `directory_id`, so that readers detect a copied directory.
+    `arguments` are the arguments of `rl` in the newest attempt, which ran in `working_directory`.
+    `start_step` is the step that the attempt started from. `place` is the `directory_id`, so that readers
+    detect a copied directory.
     """
 
     run_id: str
@@ -109,7 +114,7 @@ class RunRecord(msgspec.Struct, kw_only=True, frozen=True):
 
     @property
     def elsewhere(self) -> bool:
-        """True if the run was started on another machine, so its processes cannot be inspected."""
+        """True if the run was started on another machine. Then its processes cannot be inspected."""
         return self.host != socket.gethostname()
 
     def launcher_process(self) -> psutil.Process | None:
@@ -117,7 +122,7 @@ class RunRecord(msgspec.Struct, kw_only=True, frozen=True):
         return self.launcher.process() if self.launcher is not None and not self.elsewhere else None
 
     def actual_state(self) -> RunState:
-        """Return the recorded state; `paused` or `dead` if the launcher is suspended or gone."""
+        """Return the recorded state; `paused` if the launcher is suspended, `dead` if it has ended."""
         if self.state not in ACTIVE_STATES or self.elsewhere:
             return self.state
         launcher = self.launcher_process()
@@ -159,18 +164,18 @@ def write_record(output_dir: Path, record: RunRecord) -> None:
 
 
 def directory_id(output_dir: Path) -> str:
-    """Return an identifier of a directory that its copies do not share: device, inode and path."""
+    """Return an identifier of a directory that differs for copies: device, inode and path."""
     status = output_dir.stat()
     return f"{status.st_dev}:{status.st_ino} {output_dir.resolve()}"
 
 
 def _is_same_directory(first: str, second: str) -> bool:
-    """Return True if inode or path are equal. A rename changes the path, some file systems the inode."""
+    """Return True if inode or path are equal. A rename changes the path. Some file systems change inodes."""
     return any(a == b for a, b in zip(first.split(" ", 1), second.split(" ", 1), strict=False))
 
 
 def read_record(output_dir: Path) -> RunRecord:
-    """Return the record of a run. In a copy of the directory, it has no processes.
+    """Return the record of a run. In a copy of the directory, the record has no processes.
 
     Raise `UsageError` if the record is missing or cannot be read.
     """

@@ -1,4 +1,4 @@
-"""Facts of a run and one of its checkpoints, without paths and secrets of this machine."""
+"""Choice of a checkpoint, and facts of a run for its model card, without local paths and secrets."""
 
 from __future__ import annotations
 
@@ -31,17 +31,18 @@ class CheckpointChoice:
 def choose_checkpoint(run: Path, step: str | None, scores: Sequence[Score]) -> CheckpointChoice:
     """Return the checkpoint of `run` for `step`: `best`, `last`, a number, or None.
 
-    None selects the best checkpoint if it is known, else the newest. The best one has the highest mean reward
-    over all evaluated environments; in supervised fine-tuning, the lowest validation loss. Ties go to the
-    later checkpoint.
+    None selects the best checkpoint if it is known, else the newest. The best checkpoint has the highest mean
+    reward over all evaluated environments. In supervised fine-tuning, it has the lowest validation loss. If
+    two checkpoints are equal, the later one is better.
 
-    Raise `UsageError` for `best` without any evaluation, and `CheckpointError` if the checkpoint is missing.
+    Raise `UsageError` for `best` if no checkpoint was evaluated, and `CheckpointError` if the checkpoint is
+    missing.
     """
     root = run / "checkpoints"
     if step == "last":
         return CheckpointChoice(info=resolve_checkpoint(root, -1), reason="the newest checkpoint")
     if step is not None and step.isdigit():
-        return CheckpointChoice(info=resolve_checkpoint(root, int(step)), reason="as asked for")
+        return CheckpointChoice(info=resolve_checkpoint(root, int(step)), reason="the requested step")
     if step not in (None, "best"):
         raise UsageError(
             f"--step {step} is not a checkpoint",
@@ -53,11 +54,11 @@ def choose_checkpoint(run: Path, step: str | None, scores: Sequence[Score]) -> C
     best = _best_by_reward(checkpoints, scores) or _best_by_loss(checkpoints, run)
     if best is None and step == "best":
         raise UsageError(
-            f"the best checkpoint of {run} is unknown: none was evaluated",
+            f"the best checkpoint of {run} is unknown: no checkpoint was evaluated",
             code="BK-RUN-NO-DATA",
             hint="choose --step last or a number. In the next run, set [eval] (or data.val_path for sft)",
         )
-    return best or CheckpointChoice(info=newest, reason="the newest checkpoint; none was evaluated")
+    return best or CheckpointChoice(info=newest, reason="the newest, because no checkpoint was evaluated")
 
 
 def _best_by_reward(
@@ -122,13 +123,13 @@ def public_name(name: str) -> str:
 def is_local(name: str) -> bool:
     """Return True if a name is a path.
 
-    The current directory does not matter: a run records local models and data by their absolute paths.
+    A path does not need to exist. A run records absolute paths of local models and data.
     """
     return name.startswith((".", "/", "~")) or name.count("/") > 1
 
 
 def trained_on(kind: str, config: Mapping[str, Any]) -> str:
-    """Return the names of the data or environments."""
+    """Return the name of the data (`sft`), or the names of the environments (`rl`)."""
     if kind == "sft":
         return Path(str(value_at(config, "data.path") or _UNKNOWN)).name
     found = value_at(config, "orchestrator.env")

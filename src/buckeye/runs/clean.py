@@ -27,7 +27,7 @@ KIND_DESCRIPTIONS: dict[Kind, str] = {
     "trained": "batches that were trained on, kept for `rl replay`",
     "skipped": "batches that nothing could be learned from, kept for inspection",
     "logs": "output of the processes of earlier attempts",
-    "unfinished": "left by writers that were killed",
+    "unfinished": "partial files of processes that were killed",
     "checkpoints": "all but the newest and the best",
 }
 
@@ -46,9 +46,9 @@ def find_deletable(
 ) -> list[Deletable]:
     """Return the files that can be deleted in a run directory.
 
-    For an active run, `kinds` must not contain any of `KINDS_IN_USE`. Checkpoints are listed only with
-    `keep_checkpoints`, the number of newest ones to keep (1 or more); the best one by evaluation is kept too.
-    The newest weights, evaluations, metrics and exports are never listed.
+    For an active run, `kinds` must not contain any of `KINDS_IN_USE`. Without `keep_checkpoints`, no
+    checkpoint is listed. With it, all are listed except the newest `keep_checkpoints` (1 or more) and the
+    best by evaluation. The newest weights, evaluations, metrics and exports are never listed.
     """
     found: dict[Kind, Sequence[Path]] = {
         "weights": list(step_directories(output_dir / "weights").values())[:-1],
@@ -69,7 +69,7 @@ def find_deletable(
 
 
 def delete_files(items: Sequence[Deletable]) -> None:
-    """Delete the items. A step directory is removed atomically: readers see all of it or nothing."""
+    """Delete the items. Readers see either the whole directory of a step or nothing."""
     for item in items:
         if item.kind == "unfinished" and item.path.is_dir():
             shutil.rmtree(item.path)
@@ -92,4 +92,4 @@ def _old_checkpoints(output_dir: Path, keep: int) -> list[Path]:
     except BuckeyeError:  # no checkpoint, or no evaluation
         best = None
     old = by_age[: max(0, len(by_age) - keep)]
-    return [info.path for info in old if info.path != best and not is_locked(info.path)]  # lock: an upload
+    return [info.path for info in old if info.path != best and not is_locked(info.path)]  # locked: an upload

@@ -40,9 +40,9 @@ _ADAPTER_CONFIG = "adapter_config.json"
 class ExportRequest:
     """Request to export a checkpoint.
 
-    `step` is best, last, a number, or None (see `choose_checkpoint`). `output` defaults to
-    `<run>/exports/step_<N>`, or `step_<N>-merged` for a merged adapter. `push` is a model repository on the
-    hub, created as `private` or public; None: no upload.
+    `step` is best, last, a number, or None: the best checkpoint, else the newest. `output` defaults to
+    `<run>/exports/step_<N>`, or `step_<N>-merged` for a merged adapter. `push` is the model repository on the
+    hub to upload to; None: no upload. `private` creates it as a private repository.
     """
 
     run: Path
@@ -55,7 +55,7 @@ class ExportRequest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExportedModel:
-    """Exported model: its directory, and its `url` if it was pushed. An `adapter` needs its base model."""
+    """Exported model. `url` is set if it was pushed. `adapter` is True if it needs its base model."""
 
     directory: Path
     step: int
@@ -66,9 +66,9 @@ class ExportedModel:
 def export_model(request: ExportRequest, tell: Callable[[str], None]) -> ExportedModel:
     """Export a checkpoint of a run, verify it, and push it if requested.
 
-    The export is loaded with transformers and compared with the checkpoint. Existing files are never
-    overwritten. An export under the default name that is newer than its checkpoint is pushed unchanged, for
-    example after a failed upload.
+    Verification loads the export with transformers and compares it with the checkpoint. Existing files are
+    never overwritten. To retry a failed upload, an earlier export with the default name is pushed unchanged
+    if it is newer than its checkpoint.
 
     Raise `UsageError`, before anything is written, for an invalid request. Raise `RunError` if the export
     differs from the checkpoint's model, or if the upload fails.
@@ -76,7 +76,7 @@ def export_model(request: ExportRequest, tell: Callable[[str], None]) -> Exporte
     kind, config = read_config(request.run)
     if request.private and request.push is None:
         raise UsageError(
-            "--private needs --push", code="BK-CLI-CONFLICT", hint="add --push ORG/NAME, or leave it out"
+            "--private needs --push", code="BK-CLI-CONFLICT", hint="add --push ORG/NAME, or remove --private"
         )
     hub = _repository(request.push, private=request.private) if request.push is not None else None
     scores = read_scores(request.run)
@@ -103,7 +103,7 @@ def export_model(request: ExportRequest, tell: Callable[[str], None]) -> Exporte
 
 
 def _repository(name: str, *, private: bool) -> HubRepository:
-    """Return the repository to push to. Raise `UsageError` for an invalid name, and if it has files."""
+    """Return the repository to push to. Raise `UsageError` if its name is invalid or it has files."""
     if not is_hub_name(name):
         raise UsageError(
             f"--push {name} is not the name of a model repository",
@@ -119,7 +119,7 @@ def _repository(name: str, *, private: bool) -> HubRepository:
 
 
 def _exported_before(directory: Path, info: CheckpointInfo, request: ExportRequest) -> bool:
-    """Return True if the directory holds the requested export. Exports are written atomically."""
+    """Return True if the directory has the requested export. An export that exists is complete."""
     if not (directory / "README.md").exists():
         return False
     adapter = (directory / _ADAPTER_CONFIG).exists()
@@ -220,8 +220,8 @@ def _write(
     if verified.divergence > weight_rounding.KL_WARNING_THRESHOLD:
         exact = "; the adapter alone is exact (without --merge-lora)" if merge_lora else ""
         tell(
-            f"warning: rounding the weights to {verified.dtype} moved the policy as far as a step of "
-            f"training may{exact}"
+            f"warning: rounding the weights to {verified.dtype} changed the policy as much as a training "
+            f"step may change it{exact}"
         )
     return str(verified)
 

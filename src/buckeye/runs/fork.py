@@ -1,4 +1,4 @@
-"""Fork: a new run that continues from a checkpoint of another run, which is not changed."""
+"""Fork of a run: a new run that continues from a checkpoint of another run and leaves it unchanged."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from buckeye.transport.checkpoint import CheckpointInfo, verify_checkpoint
 
 
 def fork_run(output_dir: Path, *, step: str, target: Path | None) -> Path:
-    """Create the directory of a new run from the checkpoint `step` (best, last or a number) of another.
+    """Create a new run from the checkpoint `step` (best, last or a number) of the run in `output_dir`.
 
-    Return the directory, by default next to the old one. Checkpoint files are hard links where the file
-    system supports them, because finished checkpoints never change. Raise `UsageError` if the target exists,
-    and `CheckpointError` if the checkpoint is missing or damaged.
+    Return its directory, which is `target`, or by default next to `output_dir`. If the file system supports
+    hard links, the checkpoint files are hard links, because finished checkpoints never change. Raise
+    `UsageError` if the directory exists, and `CheckpointError` if the checkpoint is missing or damaged.
     """
     record = read_record(output_dir)
     info = find_checkpoint(output_dir, step)
@@ -60,9 +60,9 @@ def fork_run(output_dir: Path, *, step: str, target: Path | None) -> Path:
 
 
 def _record_of(record: RunRecord, info: CheckpointInfo, source: Path, final: Path) -> RunRecord:
-    """Return the record of a run stopped at the step.
+    """Return the record of the new run, in the state of a run that was stopped at the checkpoint.
 
-    Its next attempt has a higher number than the checkpoint's, so its own checkpoints count as newer.
+    The next attempt has a higher number than the checkpoint's attempt, so its checkpoints count as newer.
     """
     now = time.time()
     return msgspec.structs.replace(
@@ -89,7 +89,7 @@ def _write_identity(directory: Path, forked: RunRecord) -> None:
 
 
 def _copy_config(source: Path, directory: Path, final: Path) -> None:
-    """Copy `configs/rl.json` with the new directory. The process configurations are written at the start."""
+    """Copy `configs/rl.json` with the new directory. The start writes the configurations of processes."""
     config = read_json(source / "configs" / "rl.json")
     config["output_dir"] = str(final)
     write_file(
@@ -98,6 +98,6 @@ def _copy_config(source: Path, directory: Path, final: Path) -> None:
 
 
 def _copy_former_configs(source: Path, directory: Path, step: int) -> None:
-    """Copy the configurations that the steps before `step` ran with."""
+    """Copy the configurations of the steps before `step`."""
     for since, path in reversed(former_configs(source).items()):
         write_file(directory / former_config(min(since, step)), path.read_bytes(), mode=0o600)

@@ -1,7 +1,7 @@
 """Index of a run's rollouts: one row per rollout, without its texts, in `rollouts/index.sqlite`.
 
-The JSON Lines in `rollouts/` and `evals/` are the source of truth. The index is derived from them and can be
-deleted at any time. If it cannot be written, it is rebuilt in a temporary file.
+The index is made from the JSON Lines in `rollouts/` and `evals/`. It can be deleted at any time. If the file
+cannot be written, the index is made in a temporary file.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class _Message(msgspec.Struct):
 
 
 class _Line(msgspec.Struct):
-    """Indexed fields of a line; lines of evaluations lack some of them."""
+    """Indexed fields of a line of a rollout file. Lines of evaluations lack some of them."""
 
     task_id: str
     group: int = 0
@@ -77,7 +77,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 def open_index(run: Path) -> sqlite3.Connection:
-    """Return the index of the run in a directory, updated with new files. It holds no texts."""
+    """Return the index of the run in a directory, updated with new files."""
     path = run / ROLLOUTS_FOLDER / INDEX_FILE
     try:
         if path.parent.is_dir():
@@ -93,13 +93,13 @@ def _updated(index: sqlite3.Connection, run: Path) -> sqlite3.Connection:
         index.execute("PRAGMA synchronous = NORMAL")
         if not _is_ours(index):
             _make(index)
-        there = {str(path.relative_to(run)): (step, path) for step, path in _files_of(run)}
+        present = {str(path.relative_to(run)): (step, path) for step, path in _files_of(run)}
         known = {path: (size, changed) for path, size, changed in index.execute(_KNOWN)}
-        new = {name: found for name, found in there.items() if _stamp(found[1]) != known.get(name)}
-        gone = _gone(index, there)
-        if new or gone:
+        new = {name: found for name, found in present.items() if _stamp(found[1]) != known.get(name)}
+        deleted = _deleted_files(index, present)
+        if new or deleted:
             with index:
-                for name in (*gone, *(name for name in new if name in known)):
+                for name in (*deleted, *(name for name in new if name in known)):
                     index.execute("DELETE FROM rollouts WHERE path = ?", (name,))
                     index.execute("DELETE FROM files WHERE path = ?", (name,))
                 for name, (step, path) in new.items():
@@ -145,11 +145,11 @@ def _stamp(path: Path) -> tuple[int, int] | None:
     return seen.st_size, seen.st_mtime_ns
 
 
-def _gone(index: sqlite3.Connection, there: dict[str, tuple[int, Path]]) -> list[str]:
-    """Return the indexed files that no longer exist. Figures of files deleted by age are kept."""
-    oldest = min((step for step, _ in there.values()), default=None)
+def _deleted_files(index: sqlite3.Connection, present: dict[str, tuple[int, Path]]) -> list[str]:
+    """Return the indexed files that no longer exist, except files that the run deleted by age."""
+    oldest = min((step for step, _ in present.values()), default=None)
     known = index.execute("SELECT path, step FROM files")
-    return [path for path, step in known if path not in there and oldest is not None and step >= oldest]
+    return [path for path, step in known if path not in present and oldest is not None and step >= oldest]
 
 
 def _read(index: sqlite3.Connection, name: str, step: int, path: Path) -> None:
@@ -169,29 +169,30 @@ def _rows(name: str, step: int, path: Path, unreadable: list[int]) -> Iterator[t
         for line in file:
             begins, at = at, at + len(line)
             try:
-                one = _decode(line)
+                record = _decode(line)
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                 unreadable[0] += bool(line.strip())
                 continue
-            group = groups.setdefault(one.task_id, len(groups)) if is_eval else one.group
-            number = one.rollout if one.rollout is not None else numbers[group]
-            numbers[group] += not one.retried
-            prompt, reply = _said(one)
+            group = groups.setdefault(record.task_id, len(groups)) if is_eval else record.group
+            number = record.rollout if record.rollout is not None else numbers[group]
+            numbers[group] += not record.retried
+            prompt, reply = _prompt_and_reply(record)
             yield (
                 *(name, begins, len(line), "eval" if is_eval else "train", step, group, number),
-                *(path.stem if is_eval else one.env, one.task_id, one.dropped, one.reward),
-                *(one.shaped_reward, _mean(one.advantages), _encode(one.components).decode()),
-                *(one.stop_reason, one.error, one.truncated, one.cut, one.retried),
-                *(one.seconds, one.sampling_seconds),
-                *(one.turns, len(one.text), one.completion_tokens, one.oldest_version, _hash(prompt)),
-                *(_hash("\0".join(one.text)) if one.text else None, _echoes(prompt, reply), one.ended),
+                *(path.stem if is_eval else record.env, record.task_id, record.dropped, record.reward),
+                *(record.shaped_reward, _mean(record.advantages), _encode(record.components).decode()),
+                *(record.stop_reason, record.error, record.truncated, record.cut, record.retried),
+                *(record.seconds, record.sampling_seconds),
+                *(record.turns, len(record.text), record.completion_tokens, record.oldest_version),
+                *(_hash(prompt), _hash("\0".join(record.text)) if record.text else None),
+                *(_echoes(prompt, reply), record.ended),
             )
 
 
-def _said(one: _Line) -> tuple[str, str]:
-    """Return the text before the first reply, and the last reply; "" if that is not text."""
+def _prompt_and_reply(record: _Line) -> tuple[str, str]:
+    """Return the text before the first reply, and the last reply, or "" if the reply is not text."""
     before, reply, begun = list[str](), msgspec.Raw(), False
-    for message in one.messages:
+    for message in record.messages:
         if message.role == "assistant":
             begun, reply = True, message.content
         elif not begun:

@@ -28,7 +28,7 @@ def model_card(
 ) -> str:
     """Return the text of `README.md`: the hub's header, then the training, its settings and its results.
 
-    It contains no secrets. It contains no local paths, except that of an adapter's base model.
+    The text has no secrets. The only local path that it may have is that of an adapter's base model.
     """
     kind, config = read_config(run)
     base = base_model(kind, config)

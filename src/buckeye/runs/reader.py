@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def value_at(settings: Any, name: str) -> Any:
-    """Return a value of recorded settings, such as `trainer.optim.lr`; None if it is not recorded."""
+    """Return a value of recorded settings, such as `trainer.optim.lr`; None if the value is missing."""
     for part in name.split("."):
         settings = settings.get(part) if isinstance(settings, dict) else None
     return settings
@@ -37,7 +37,7 @@ _RUN_FILES = ("metrics.jsonl", "events.jsonl", "run.json", "status.json", "rollo
 
 
 def open_run(run: str | Path) -> Run:
-    """Return the run with a directory, a name or a prefix of its id. Raise `UsageError` if none exists."""
+    """Return the run with this directory, name or prefix of its id. Raise `UsageError` if no run matches."""
     path = Path(run)
     if not any((path / name).exists() for name in _RUN_FILES):
         path = find_run(str(run))
@@ -46,9 +46,9 @@ def open_run(run: str | Path) -> Run:
 
 @dataclass(frozen=True)
 class Run:
-    """Contents of a run directory; docs/how-to/inspect-runs.md explains how to read them.
+    """Contents of a run directory. docs/how-to/inspect-runs.md has examples.
 
-    `unreadable` collects the damaged parts that were skipped.
+    `unreadable` lists the damaged parts that were skipped.
     """
 
     path: Path
@@ -69,7 +69,7 @@ class Run:
         return found if isinstance(found, dict) else {}
 
     def setting(self, name: str) -> Any:
-        """Return one setting, such as `trainer.optim.lr`; None if it is not recorded."""
+        """Return one setting, such as `trainer.optim.lr`; None if the setting is missing."""
         return value_at(self.settings, name)
 
     @cached_property
@@ -78,12 +78,12 @@ class Run:
         return open_index(self.path)
 
     def query(self, sql: str, *values: Any) -> list[tuple[Any, ...]]:
-        """Return the rows of a query to the index."""
+        """Return the rows of an SQL query on the index."""
         return self.index.execute(sql, values).fetchall()
 
     @property
     def tokenizer_directory(self) -> Path | None:
-        """Directory with a tokenizer: the newest weights, else the initial model; None without one."""
+        """Directory with the tokenizer: the newest weights, else the initial model, or None."""
         named = self.setting("trainer.model.name") or self.setting("model.name")
         published = reversed(step_directories(self.path / "weights").values())
         folders = [*published, *([Path(named)] if isinstance(named, str) else [])]
@@ -105,9 +105,9 @@ class Run:
             return None
 
     def text_of(self, step: int, group: int, number: int) -> RecordedRollout | None:
-        """Return a training rollout with all its texts; None if these were deleted."""
-        places = self.query(_PLACE, step, group, number)
-        found = (self.text_at(path, at, size, group, number) for path, at, size in places)
+        """Return a training rollout with its texts; None if the texts were deleted."""
+        locations = self.query(_LOCATION, step, group, number)
+        found = (self.text_at(path, at, size, group, number) for path, at, size in locations)
         return next((rollout for rollout in found if rollout is not None), None)
 
     def text_at(self, path: str, at: int, size: int, group: int, number: int) -> RecordedRollout | None:
@@ -130,7 +130,7 @@ _SEGMENTS = (
     "SELECT grp, number, segments, truncated FROM rollouts WHERE split = 'train' AND step = ? "
     "AND dropped IS NULL AND retried = 0 AND reward IS NOT NULL ORDER BY path, at"
 )
-_PLACE = (
+_LOCATION = (
     "SELECT path, at, bytes FROM rollouts WHERE split = 'train' AND step = ? AND grp = ? AND number = ? "
     "AND retried = 0"
 )

@@ -33,7 +33,7 @@ STALE_SECONDS = 60.0
 _PACE_STEPS = 20
 _ERROR_LINE = re.compile(r"\] +ERROR (.*)")
 _FAILURE_LINE = re.compile(r"^ *\| (?:error: |.*\] +ERROR |(?=[\w.]+(?:Error|Exception): ))(.*)")
-"""Line with the error message of the failed process, in the reason of a failure."""
+"""Pattern for the line of a failure's reason that has the error message of the failed process."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,10 +52,10 @@ class RunStatus:
     """Current status of a run, with None for unknown values.
 
     `step` counts the trained steps. `reward` is the reward of the last step. `reward_mean` is the mean over
-    the last `TREND_STEPS` steps. `reward_change` is its difference from the mean over the `TREND_STEPS` steps
-    before. Sizes are in bytes, times in seconds since the epoch. `uploads` has the state of the checkpoints
-    in an object store, and `findings` the reasons why the run does not learn. `seen` is the time of the last
-    report. `stale` is True for an active run without a report for `STALE_SECONDS`.
+    the last `TREND_STEPS` steps, and `reward_change` is `reward_mean` minus the mean over the `TREND_STEPS`
+    steps before. Sizes are in bytes, times in seconds since the epoch. `uploads` has the upload state of the
+    checkpoints, and `findings` the reasons why the run does not learn. `seen` is the time of the last report.
+    `stale` is True for an active run without a report for `STALE_SECONDS`.
     """
 
     name: str
@@ -130,7 +130,7 @@ def run_status(output_dir: Path, *, measure_disk: bool = True) -> RunStatus:
 
 
 def last_seen(output_dir: Path) -> float:
-    """Return the time of the last report on the run. The launcher of an active run reports regularly."""
+    """Return the time of the last report of the run's launcher, which reports regularly."""
     away = read_remote_run(output_dir)
     status = output_dir / STATUS_FILE
     if away is not None and (away.job is None or not status.exists()):
@@ -139,7 +139,7 @@ def last_seen(output_dir: Path) -> float:
 
 
 def newest_step(output_dir: Path) -> int | None:
-    """Return the step of the checkpoint that a resume would start from; None without one."""
+    """Return the step of the checkpoint that a resume would start from, or None."""
     info = find_resume_checkpoint(output_dir)
     return None if info is None else info.step
 
@@ -155,7 +155,7 @@ def _uploads(output_dir: Path) -> Mapping[str, Any] | None:
 def find_checkpoint(output_dir: Path, step: str) -> CheckpointInfo:
     """Return the checkpoint for `best`, `last` or a step.
 
-    Raise `UsageError` for `best` if the run has no evaluation, and `CheckpointError` if the checkpoint does
+    Raise `UsageError` for `best` if no checkpoint was evaluated, and `CheckpointError` if the checkpoint does
     not exist.
     """
     return choose_checkpoint(output_dir, step, read_scores(output_dir)).info
@@ -174,7 +174,7 @@ def _trained(output_dir: Path, record: RunRecord) -> list[StepMetrics]:
 
 
 def _is_new(trained: Record, record: RunRecord) -> bool:
-    """Return True if the record is from the newest attempt. Ignore its time: clocks may be changed."""
+    """Return True if the newest attempt wrote the record. Its time is not used, because clocks may change."""
     return bool(trained.get("attempt", record.attempt) == record.attempt)
 
 
@@ -191,7 +191,7 @@ def _seconds_left(record: RunRecord, trained: Sequence[StepMetrics]) -> float | 
     times = [at for step in new[-_PACE_STEPS:] if (at := step.value("trainer/time")) is not None]
     if record.max_steps is None or len(times) < 2:
         return None
-    per_step = statistics.median(later - earlier for earlier, later in pairwise(times))  # robust to jumps
+    per_step = statistics.median(later - earlier for earlier, later in pairwise(times))  # robust to pauses
     steps = record.max_steps - trained[-1].number - 1
     return max(0.0, per_step * steps - max(0.0, time.time() - times[-1]))
 

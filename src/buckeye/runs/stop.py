@@ -1,4 +1,4 @@
-"""Stop of a run from outside, and the arguments that continue it."""
+"""Stop a run from another process, and make the arguments that resume a run."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class StopResult:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Continuation:
-    """Arguments after `rl` that continue a run, and their working directory."""
+    """Arguments of `rl` that resume a run, and the directory to run `rl` in."""
 
     arguments: list[str]
     working_directory: Path
@@ -66,9 +66,9 @@ def stop_run(
 ) -> StopResult:
     """End a run, and return when all its processes have ended.
 
-    The trainer finishes its step and checkpoints, unless `now` is set. `tell` is called with the processes
-    still running. `timeout` is in seconds; the default is the trainer's maximum plus three minutes. Raise
-    `RunError` when it expires, and `UsageError` for `now` with a run on another machine.
+    The trainer finishes its step and writes a checkpoint, unless `now` is set. `tell` gets progress messages.
+    `timeout` (seconds) defaults to the time that the trainer may need plus three minutes. Raise `RunError`
+    when it expires, and `UsageError` if `now` is set for a run on another machine.
     """
     record = read_record(output_dir)
     if record.elsewhere and record.state in ACTIVE_STATES:
@@ -79,7 +79,7 @@ def stop_run(
             _kill(record, left)
             _kill(record, processes_left(record))  # processes started in the meantime
         else:
-            _ask(record, left)
+            _terminate(record, left)
         patience = timeout if timeout is not None else record.stop_seconds + _AFTER_TRAINER_SECONDS
         patience = _KILL_SECONDS if now else patience
         if titles := _wait(lambda: ", ".join(each.title for each in processes_left(record)), patience, tell):
@@ -93,10 +93,10 @@ def stop_run(
 
 
 def continuation(output_dir: Path, extra: Sequence[str]) -> Continuation:
-    """Return the arguments that continue a run from its newest checkpoint, or from its start without one.
+    """Return the arguments that resume a run from its newest checkpoint, or restart it if it has none.
 
-    They are the arguments of its start plus the `extra` flags. Raise `UsageError` if the run is active, if it
-    is finished and `extra` is empty, or if its files now give other settings.
+    These are the arguments of its last start plus the `extra` flags. Raise `UsageError` if the run is active,
+    if it is finished and `extra` is empty, or if its settings have changed.
     """
     record = read_record(output_dir)
     state = record.actual_state()
@@ -121,7 +121,7 @@ def continuation(output_dir: Path, extra: Sequence[str]) -> Continuation:
         )
     directory = Path(record.working_directory)
     arguments = with_output_dir(make_resume_args(record.arguments), output_dir)
-    if not os.path.isdir(record.working_directory):  # safe for any recorded text
+    if not os.path.isdir(record.working_directory):  # unlike Path.is_dir, False for an invalid path
         raise UsageError(
             f"the run was started in {directory}, which no longer exists",
             code="BK-FILE-NOT-FOUND",
@@ -139,7 +139,7 @@ def _stop_elsewhere(
         raise UsageError(
             f"{output_dir} runs on {record.host}",
             code="BK-RUN-ACTIVE",
-            hint=f"kill it there. {_if_it_ended(record)}",
+            hint=f"kill it on that machine. {_if_it_ended(record)}",
         )
     request_stop(output_dir)
     patience = timeout if timeout is not None else record.stop_seconds + _AFTER_TRAINER_SECONDS
@@ -155,8 +155,8 @@ def _stop_elsewhere(
         withdraw_stop(output_dir)
         silent = human_duration(time.time() - last_seen(output_dir))
         raise RunError(
-            f"{output_dir} did not end, and {record.host} has not reported for {silent}: it does not see "
-            "this directory, or is down",
+            f"{output_dir} did not end, and {record.host} has not reported for {silent}: that machine is "
+            "down, or does not see this directory",
             code="BK-RUN-STALLED",
             hint=_if_it_ended(record),
         )
@@ -164,7 +164,7 @@ def _stop_elsewhere(
 
 
 def _wait(pending: Callable[[], str], patience: float, tell: Callable[[str], None]) -> str:
-    """Wait until `pending` returns "". Return its last text when `patience` (seconds) is over."""
+    """Wait until `pending` returns "". After `patience` seconds, return its last text instead."""
     started, told, told_at = time.monotonic(), "", 0.0
     while what := pending():
         waited = time.monotonic() - started
@@ -179,13 +179,16 @@ def _wait(pending: Callable[[], str], patience: float, tell: Callable[[str], Non
 
 def _if_it_ended(record: RunRecord) -> str:
     words = shlex.join(["rl", *make_resume_args(record.arguments)])
-    return f"if it ended, or that machine is down, continue here, in {record.working_directory}: {words}"
+    return (
+        "if the run has ended or that machine is down, resume on this machine, in "
+        f"{record.working_directory}: {words}"
+    )
 
 
 def _refuse_changed(
     output_dir: Path, record: RunRecord, arguments: Sequence[str], extra: Sequence[str]
 ) -> None:
-    """Raise `UsageError` if the run's files, variables or default settings now give other settings."""
+    """Raise `UsageError` if files, environment variables or defaults have changed the run's settings."""
     try:
         with contextlib.chdir(record.working_directory):
             config, _ = load_with_warnings(RLConfig, record.arguments)
@@ -211,7 +214,7 @@ def with_output_dir(arguments: Sequence[str], output_dir: Path) -> list[str]:
     return [*without_flags(arguments, ("--output-dir",)), "--output-dir", str(output_dir.absolute())]
 
 
-def _ask(record: RunRecord, left: Sequence[LeftProcess]) -> None:
+def _terminate(record: RunRecord, left: Sequence[LeftProcess]) -> None:
     """Send SIGTERM to the launcher, which ends the other processes in order.
 
     Without a launcher, send SIGTERM to all processes.
@@ -245,7 +248,7 @@ def _signal(process: psutil.Process, number: signal.Signals) -> None:
 
 
 def _settle(output_dir: Path, reason: str | None) -> RunState:
-    """Record the end of the run in place of a launcher that was killed, and return the state."""
+    """Record the end of the run if its launcher was killed before it could, and return the state."""
     record = read_record(output_dir)
     if record.state in ACTIVE_STATES and not record.elsewhere:
         with lock_directory(output_dir):
@@ -258,7 +261,7 @@ def _settle(output_dir: Path, reason: str | None) -> RunState:
             except OSError as error:
                 if not is_disk_full(error):
                     raise
-                log.warning("The disk is full, so %s does not say that the run has stopped", output_dir)
+                log.warning("The disk is full: cannot record in %s that the run has stopped", output_dir)
             write_event(output_dir, "stop", attempt=record.attempt, cause=why)
         return ended.state
     return record.actual_state()

@@ -1,4 +1,4 @@
-"""Trained tokens of one step, and the rollout of each sample."""
+"""Tokens that one step was trained on, and the rollout of each sample."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ Array = npt.NDArray[Any]
 class TrainedStep:
     """Batch of a step, with the trainer's results.
 
-    `logprobs` f32[T] are the trainer's, for all T tokens of all samples in order. They are NaN for context,
-    and for samples that did not go through the model. `starts` i64[N + 1] has the index of the first token of
-    each of the N samples, and then T. `origins` has (group, rollout, segment, truncated) per sample. It is
-    empty if the rollouts of the step are unknown or from another attempt.
+    `logprobs` f32[T] has the trainer's log-prob of each of the T tokens of all samples, in order. It is NaN
+    for context, and for samples that the trainer left out of the forward pass. `starts` i64[N + 1] has the
+    index of the first token of each of the N samples, and then T. `origins` has (group, rollout, segment,
+    truncated) per sample. It is empty if the rollouts of the step are unknown or from another attempt.
     """
 
     batch: Batch
@@ -48,7 +48,7 @@ class TrainedStep:
         )
 
     def turns(self) -> Array:
-        """Return the rollout turn of each token, i32[T]; -1 for context. Context separates turns."""
+        """Return the turn of each token in its rollout, i32[T]; -1 for context, which separates turns."""
         mask, begins = self.column("loss_mask"), self.positions == 0
         starts_turn = mask & ~np.concatenate([[False], mask[:-1] & ~begins[1:]])
         number = np.cumsum(starts_turn)

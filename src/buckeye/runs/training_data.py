@@ -1,4 +1,4 @@
-"""Texts from training, on which an exported model is compared with its checkpoint."""
+"""Texts from training, to compare an exported model with its checkpoint."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ if TYPE_CHECKING:
     from buckeye.trainer.output.checkpoint_export import ComparisonTexts
 
 _MAX_LINES = 64
-"""Maximum number of lines to read from a file, as rollouts may be long."""
+"""Maximum number of lines to read from a file, because rollouts may be long."""
 _MAX_TEXTS = 4
 
 
 def read_comparison_texts(run: Path, kind: str, config: Mapping[str, Any], step: int) -> ComparisonTexts:
-    """Return some texts from training, or no texts if they are deleted or cannot be read.
+    """Return a few texts from training, or no texts if their files are deleted or unreadable.
 
-    For `rl`, they are rollouts of the newest kept step before `step`; for `sft`, chats of the data.
+    For `rl`, they are rollouts of the newest step before `step` whose file exists. For `sft`, they are chats
+    of the training data.
     """
     from buckeye.trainer.output.checkpoint_export import ComparisonTexts  # needs torch
 

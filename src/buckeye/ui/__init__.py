@@ -1,4 +1,4 @@
-"""Browser interface to runs. It only reads them."""
+"""Runs in a browser, and as one HTML file. This room only reads runs."""
 
 from pathlib import Path
 

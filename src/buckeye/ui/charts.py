@@ -24,8 +24,8 @@ _CHARTS: Mapping[str, Any] = tomllib.loads(
 _BEGINNINGS = re.compile(r"^[^/]+/(?:time/|metrics/|rollouts/|groups/dropped_|env/(?=.*/reward/played$))?")
 _ENDINGS = re.compile(r"/reward/played$")
 
-_MOST_SERIES = 8  # of one chart
-_ENOUGH_GROUPS = 2
+_MAX_SERIES = 8  # per chart
+_MIN_GROUPS = 2
 
 
 def names_in(steps: Sequence[StepMetrics]) -> list[str]:
@@ -60,13 +60,13 @@ def _chart(
     steps: Sequence[StepMetrics], names: Sequence[str], described: Mapping[str, Any]
 ) -> dict[str, Any] | None:
     wanted = [name for pattern in described["names"] for name in names if fnmatchcase(name, pattern)]
-    found = columns(steps, wanted[:_MOST_SERIES])
+    found = columns(steps, wanted[:_MAX_SERIES])
     if not found:
         return None
     for column in found:
         shorter = _ENDINGS.sub("", _BEGINNINGS.sub("", column["name"]))
         column["label"] = _CHARTS["labels"].get(column["name"], shorter.replace("_", " "))
-    more = max(0, len(wanted) - _MOST_SERIES)
+    more = max(0, len(wanted) - _MAX_SERIES)
     return {"title": described["title"], "unit": described["unit"], "series": found, "more": more}
 
 
@@ -77,7 +77,7 @@ def columns(steps: Sequence[StepMetrics], names: Sequence[str]) -> list[dict[str
 
 
 def matching_metrics(run: OpenRun, pattern: str, most: int) -> dict[str, Any]:
-    """Return the metrics with names that match a regular expression. Raise `UsageError` if it is invalid."""
+    """Return the metrics whose names match a regular expression. Raise `UsageError` if it is invalid."""
     try:
         looked_for = re.compile(pattern, re.IGNORECASE)
     except re.error as error:
@@ -110,7 +110,7 @@ def _evaluations(run: Path) -> Iterator[dict[str, Any]]:
 
 
 def reward_intervals(run: OpenRun) -> dict[str, Any]:
-    """Return the 95 % interval of each batch's mean reward. Groups count as the independent observations."""
+    """Return the 95 % interval of each batch's mean reward. Each group counts as one observation."""
     means: dict[int, list[float]] = defaultdict(list)
     with run.read() as opened:
         for step, mean in opened.query(_MEANS):
@@ -118,7 +118,7 @@ def reward_intervals(run: OpenRun) -> dict[str, Any]:
     steps, low, high = [], [], []
     known: dict[int, tuple[float, float, float]] = run.cache.setdefault("intervals", {})
     for step, values in sorted(means.items()):
-        if len(values) < _ENOUGH_GROUPS:
+        if len(values) < _MIN_GROUPS:
             continue
         total = sum(values) + len(values)
         if step not in known or known[step][0] != total:

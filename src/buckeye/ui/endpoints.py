@@ -1,4 +1,4 @@
-"""Endpoints of the API for one run: `/api/runs/RUN/NAME`. A report contains all their answers."""
+"""Endpoints of the API for one run: `/api/runs/RUN/NAME`. An exported report has the answers of all."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ def summary(run: OpenRun) -> dict[str, Any]:
 
 
 def status(run: OpenRun) -> dict[str, Any]:
-    """Return the current status of a run; without a record, only the part known from metrics."""
-    from buckeye.launch.waits import describe_wait  # slow: it imports the settings, most of a second
+    """Return the current status of a run. If it has no record, return only what its metrics show."""
+    from buckeye.launch.waits import describe_wait  # slow import: about a second
     from buckeye.runs.status import run_status
 
     known = {**summary(run), "now": time.time(), "stamp": run.stamp()}
@@ -113,4 +113,4 @@ ENDPOINTS: Mapping[str, tuple[type[msgspec.Struct], Callable[[OpenRun, Any], Any
     "timeline": (TimelineStep, timeline),
     "settings": (NoParameters, lambda run, _: records.settings(run)),
 }
-"""Endpoints by name: the type of their parameters, and the function that answers."""
+"""Endpoints by name: the type of the parameters, and the function that returns the answer."""

@@ -1,4 +1,4 @@
-"""Export of a run as one HTML file that opens offline, with as many rollout texts as fit."""
+"""Export of a run as one HTML file that opens offline, with the texts of up to 8 MB of rollouts."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _STYLE = re.compile(r'<link rel="stylesheet" href="([^"]+)">')
 
 
 def export(run: OpenRun, path: Path) -> tuple[int, int]:
-    """Write a run to one file. Return the number of groups whose texts are in it, and of all groups.
+    """Write a run to one file. Return the number of groups with texts in the file, and of all groups.
 
-    Raise `BuckeyeError` for a run without any recorded step.
+    Raise `BuckeyeError` for a run without a recorded step.
     """
     if not run.steps and not step_directories(run.path / "evals"):
         raise BuckeyeError(f"{run.path} has no recorded step yet", code="BK-RUN-NO-DATA")
@@ -39,7 +39,7 @@ def export(run: OpenRun, path: Path) -> tuple[int, int]:
 
 
 def _shared_names(run: Path) -> dict[str, str]:
-    """Return the local paths to replace in texts, because users share reports, and their replacements."""
+    """Return the local paths that a report must not show, and the names that replace them."""
     paths = {run.absolute(): run.absolute().name, Path.home(): "~"}
     return {str(path): name for path, name in paths.items() if len(path.parts) > 1}
 
@@ -78,7 +78,7 @@ def _answers(run: OpenRun) -> dict[str, Any]:
 
 
 def _texts(run: OpenRun, asked: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the answers for a group, its rollouts, and their tokens if these were kept."""
+    """Return the answers for a group, its rollouts, and their tokens if the run kept them."""
     given = {name: str(value) for name, value in asked.items()}
     found = {address(run, "group", given): (group := call_endpoint(run, "group", given))}
     for rollout in group["rollouts"]:
@@ -86,7 +86,7 @@ def _texts(run: OpenRun, asked: Mapping[str, Any]) -> dict[str, Any]:
         for name in ("rollout", "tokens"):
             try:
                 found[address(run, name, parameters)] = call_endpoint(run, name, parameters)
-            except BuckeyeError:  # tokens were not kept; the page shows that
+            except BuckeyeError:  # the run kept no tokens of this step
                 continue
     return found
 
@@ -104,7 +104,7 @@ def _spread(count: int) -> Iterator[int]:
 
 
 def address(run: OpenRun, endpoint: str, given: Mapping[str, Any] | None = None) -> str:
-    """Return the address of an endpoint as the page builds it: with `given` as sorted `URLSearchParams`."""
+    """Return the address that the page requests: the endpoint, with `given` as sorted `URLSearchParams`."""
     words = urlencode(sorted((given or {}).items())).replace("~", "%7E").replace("%2A", "*")
     name = quote(run.name, safe="!~*'()")
     return f"runs/{name}/{endpoint}" + (f"?{words}" if words else "")
@@ -113,8 +113,8 @@ def address(run: OpenRun, endpoint: str, given: Mapping[str, Any] | None = None)
 def page(answers: Mapping[str, Any]) -> str:
     """Return the page as one HTML text.
 
-    A content security policy allows only its own scripts and styles, by hash. The embedded data has no
-    `<`, so it cannot end its script element.
+    A content security policy allows only the scripts and styles of the page, by their hashes. The embedded
+    data has no `<`, so it cannot end its script element.
     """
     html = (STATIC / "index.html").read_text(encoding="utf-8")
     scripts = [_file(name) for name in _SCRIPT.findall(html)]

@@ -1,4 +1,4 @@
-"""Findings of `rl diagnose`. It runs in a separate process, because it may read hundreds of megabytes."""
+"""Findings of `rl diagnose`, which runs in a separate process: it may read hundreds of megabytes."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _running: list[ChildProcess] = []
 
 
 def findings_of(run: OpenRun) -> dict[str, Any]:
-    """Return `findings` with evidence and commands, by confidence, with `not_looked_at` and their `step`.
+    """Return the output of `rl diagnose --json`, and the last `step` that it covers.
 
-    If the diagnosis failed, `missing` has the reason. Findings on an active run are reused for
+    If the diagnosis failed, `missing` has the reason. Findings about an active run are reused for
     `_REUSE_SECONDS` seconds.
     """
     with run.diagnosis_lock:

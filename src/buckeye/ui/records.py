@@ -20,9 +20,9 @@ _MOST_EVENTS = 20_000
 
 
 class LogSelection(msgspec.Struct, forbid_unknown_fields=True):
-    """Filter of log lines: the last `lines` lines that match all fields.
+    """Selection of log lines: the last `lines` lines that match all other fields.
 
-    None: the newest attempt, and all processes.
+    `attempt=None` selects the newest attempt, and `process=None` all processes.
     """
 
     attempt: int | None = None
@@ -32,7 +32,7 @@ class LogSelection(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def logs(run: OpenRun, asked: LogSelection) -> dict[str, Any]:
-    """Return log lines in order of time; `found` is the number of all matching lines."""
+    """Return log lines in order of time. `found` is the number of all matching lines."""
     try:
         attempts = sorted(attempt_starts(run.path))
     except BuckeyeError as error:
@@ -62,13 +62,13 @@ def logs(run: OpenRun, asked: LogSelection) -> dict[str, Any]:
 
 
 def events(run: OpenRun) -> dict[str, Any]:
-    """Return the newest events in order; `left_out` is the number of older ones."""
+    """Return the newest events in order. `left_out` is the number of older events."""
     found = list(read_events(run.path))
     return {"events": found[-_MOST_EVENTS:], "left_out": max(0, len(found) - _MOST_EVENTS)}
 
 
 def settings(run: OpenRun) -> dict[str, Any]:
-    """Return all settings from `configs/rl.json`, and their changes by resumes, without secrets."""
+    """Return all settings from `configs/rl.json`, and the changes by each resume, without secrets."""
     from buckeye.launch.changed_settings import settings_history  # slow: it imports the settings
 
     with run.read() as opened:

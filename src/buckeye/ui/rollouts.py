@@ -56,7 +56,7 @@ _GROUP_ROLLOUTS = (
 
 
 class GroupAddress(msgspec.Struct, forbid_unknown_fields=True):
-    """Address of a group of rollouts; `env` distinguishes groups of evaluations."""
+    """Address of a group of rollouts. Groups of an evaluation also need its environment, `env`."""
 
     step: int
     group: int
@@ -102,7 +102,7 @@ _COUNT = (
 
 
 def group(run: OpenRun, address: GroupAddress) -> dict[str, Any]:
-    """Return the prompt of a group and its replies with their rewards; long texts are shortened."""
+    """Return the prompt of a group, and its replies with their rewards. Long texts are shortened."""
     with run.read() as opened:
         found = list(_rollouts(opened, address, ""))
     shown = [_page_rollout(figures, recorded, _MAX_COLUMN_TEXT_LENGTH) for figures, recorded in found]
@@ -114,7 +114,10 @@ def group(run: OpenRun, address: GroupAddress) -> dict[str, Any]:
 
 
 def rollout(run: OpenRun, address: RolloutAddress) -> dict[str, Any]:
-    """Return a rollout with its conversation. `text_unavailable` means: it was deleted, or cannot be read."""
+    """Return a rollout with its conversation.
+
+    `text_unavailable` is true if the conversation was deleted or cannot be read.
+    """
     with run.read() as opened:
         found = next(_rollouts(opened, address, "AND number = ? AND retried = 0 ", address.number))
     return _page_rollout(*found, _MAX_TEXT_LENGTH)
@@ -123,7 +126,7 @@ def rollout(run: OpenRun, address: RolloutAddress) -> dict[str, Any]:
 def search(run: OpenRun, address: RolloutSearch) -> dict[str, Any]:
     """Return the rollouts of a step that contain a text, ignoring case.
 
-    `all` is false if the search ended early.
+    `all` is false if the search ended early, after `_MAX_SEARCHED_BYTES`.
     """
     found: list[dict[str, Any]] = []
     wanted, read = address.text.casefold(), 0
@@ -155,12 +158,15 @@ def _texts(value: Any) -> Iterator[str]:
 def _rollouts(
     opened: Run, address: GroupAddress, more: str, *values: Any
 ) -> Iterator[tuple[dict[str, Any], RecordedRollout | None]]:
-    """Yield the index figures and the record of each rollout. Raise `UsageError` if none is found."""
+    """Yield the index row and the record of each rollout. Raise `UsageError` if no rollout is found."""
     of_env, env = ("AND env = ? ", [address.env]) if address.env else ("", [])
     sql = f"{_GROUP_ROLLOUTS}{of_env}{more}ORDER BY number, at"
     rows = opened.query(sql, address.split, address.step, address.group, *env, *values)
     if not rows:
-        raise UsageError(f"step {address.step} has no such rollout, or it was deleted", code="BK-RUN-NO-DATA")
+        raise UsageError(
+            f"step {address.step} has no rollout of group {address.group}, or it was deleted",
+            code="BK-RUN-NO-DATA",
+        )
     for path, at, size, *row in rows:
         figures = dict(zip(_FIGURES, row, strict=True))
         yield figures, _recorded(opened, path, at, size, address.group, figures["number"])

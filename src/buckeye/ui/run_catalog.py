@@ -1,4 +1,4 @@
-"""Runs to show, and access to the current data of each."""
+"""Runs to show, and access to the current data of each run."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from buckeye.monitor.metrics import MetricsTail, RunMetrics, StepMetrics
 from buckeye.run_files.known_runs import find_run, known_runs
 from buckeye.runs import Run
 
-_OF_A_RUN = frozenset({"run.json", "status.json", "metrics.jsonl", "rollouts"})
-_DEEPEST = 3
-_MOST_FOLDERS = 5_000  # to visit, so that a scan of a home directory ends soon
+_RUN_MARKERS = frozenset({"run.json", "status.json", "metrics.jsonl", "rollouts"})
+_MAX_DEPTH = 3
+_MAX_FOLDERS = 5_000  # to visit, so that a scan of a home directory ends soon
 
 
 @dataclass
 class OpenRun:
-    """Run shown under `name`. Metrics are cached and updated; all other data is read on request.
+    """Run that the page shows as `name`. Metrics are cached and updated. All other data is read on request.
 
-    Several threads may use it.
+    Several threads may use this object.
     """
 
     name: str
@@ -36,11 +36,11 @@ class OpenRun:
     _metrics: RunMetrics = field(default_factory=RunMetrics)
     diagnosis_lock: threading.Lock = field(default_factory=threading.Lock)
     cache: dict[str, Any] = field(default_factory=dict)
-    """Cached results, by the module that computed them."""
+    """Cached results, by name."""
 
     @property
     def steps(self) -> list[StepMetrics]:
-        """Metrics recorded up to now, joined by step, in order."""
+        """All metrics recorded until now, joined by step, in order."""
         path = self.path / "metrics.jsonl"
         with self._lock:
             size = path.stat().st_size if path.exists() else 0
@@ -52,9 +52,9 @@ class OpenRun:
 
     @contextmanager
     def read(self) -> Iterator[Run]:
-        """Yield the run for reading, by one thread at a time.
+        """Yield the run for reading. Only one thread at a time can read it.
 
-        The first use builds the index. Nested blocks share one snapshot.
+        The first use of the index builds it. Nested blocks share one object.
         """
         with self._lock:
             if self._reading is not None:
@@ -69,7 +69,7 @@ class OpenRun:
                     run.index.close()
 
     def stamp(self) -> Mapping[str, int]:
-        """Return values that change with new metrics, events, state, rollouts or evaluations."""
+        """Return values that change when the run has new metrics, events, state, rollouts or evaluations."""
         names = ("metrics.jsonl", "events.jsonl", "status.json", "rollouts", "evals")
         return {name.partition(".")[0]: _changed(self.path / name) for name in names}
 
@@ -83,9 +83,9 @@ def _changed(path: Path) -> int:
 
 
 class RunCatalog:
-    """Runs in a directory, a single run, or all runs that this user has started.
+    """Runs to show. `word` is a directory of runs, or a run. None: the runs in ./outputs, and all known runs.
 
-    Raise `UsageError` if `word` is neither a directory nor a run.
+    Raise `UsageError` if `word` is neither a directory with a run nor a known run.
     """
 
     def __init__(self, word: str | None) -> None:
@@ -101,7 +101,7 @@ class RunCatalog:
             )
 
     def all(self) -> list[OpenRun]:
-        """Return the current runs, each with a unique and stable name."""
+        """Return the runs that exist now, each with a unique name that does not change."""
         for path in self._paths():
             if all(path != known.path for known in self._open.values()):
                 name = path.name
@@ -135,12 +135,12 @@ class RunCatalog:
 
 
 def _runs_in(top: Path) -> Iterator[Path]:
-    """Yield the runs in a directory. The directory may itself be a run. Links to folders are not followed."""
+    """Yield the runs in a directory, which may itself be a run. Links to folders are not followed."""
     for looked, (folder, folders, files) in enumerate(os.walk(top)):
         path = Path(folder)
-        if not _OF_A_RUN.isdisjoint((*files, *folders)):
+        if not _RUN_MARKERS.isdisjoint((*files, *folders)):
             yield path
             folders.clear()
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        if len(path.relative_to(top).parts) >= _DEEPEST or looked > _MOST_FOLDERS:
+        if len(path.relative_to(top).parts) >= _MAX_DEPTH or looked > _MAX_FOLDERS:
             folders.clear()

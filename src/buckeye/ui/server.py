@@ -1,4 +1,4 @@
-"""HTTP server for the page and its API. Runs are only read."""
+"""HTTP server for the page and its API. The server only reads runs."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def serve(
 ) -> None:
     """Serve until SIGTERM or SIGINT, and pass the address to `tell`.
 
-    Without a `port`, use the usual port, or a free port if the usual port is taken. Raise `PortTakenError`
-    if the requested port is taken.
+    If `port` is None, use `usual_port`, or a free port if `usual_port` is taken. Raise `PortTakenError` if
+    `port` is taken.
     """
     try:
         listener = listen(host, usual_port if port is None else port, change="Choose a --port.")
@@ -68,7 +68,7 @@ def serve(
     with contextlib.ExitStack() as stack:
         key = None if is_loopback(host) else stack.enter_context(generated_key(_KEY, at))
         tell(f"http://{shown}:{at}/{f'#key={key}' if key else ''}")
-        tell(f"{counted(len(sources.all()), 'run')}. Ctrl-C ends this, and no run.")
+        tell(f"{counted(len(sources.all()), 'run')}. Ctrl-C stops this server, but no run.")
         asyncio.run(_serve(create_app(sources, host=host, key=key), listener))
 
 
@@ -88,7 +88,7 @@ async def _serve(app: Any, listener: socket.socket) -> None:
 
 
 def create_app(sources: RunCatalog, *, host: str = "127.0.0.1", key: str | None = None) -> Starlette:
-    """Return the application. The page itself needs no key; all data of runs does."""
+    """Return the application. The page needs no key. The API, which has the data of runs, needs `key`."""
     served = _ApiRoutes(sources)
     rules = AccessRules(host=host, key=key, key_hint="open the address that `buckeye ui` has printed")
     api = Starlette(
@@ -133,15 +133,15 @@ def _refusal(why: Denial) -> bytes:
     return msgspec.json.encode({"error": why.message})
 
 
-def _said(request: Request, error: Exception) -> Response:
+def _error_response(request: Request, error: Exception) -> Response:
     if isinstance(error, HTTPException):
         return JSONResponse({"error": error.detail}, error.status_code)
     return JSONResponse({"error": str(error)}, 404 if isinstance(error, UsageError) else 500)
 
 
 _ON_ERROR: Mapping[Any, Callable[[Request, Exception], Response | Awaitable[Response]]] = {
-    BuckeyeError: _said,
-    HTTPException: _said,
+    BuckeyeError: _error_response,
+    HTTPException: _error_response,
 }
 
 
@@ -162,16 +162,16 @@ class _ApiRoutes:
         self._slow = ThreadPoolExecutor(_MOST_LISTENERS)
 
     async def runs(self, request: Request) -> Response:
-        """Handle GET /runs: all runs, newest first; `only` has the name of the single requested run."""
+        """Handle GET /runs: all runs, newest first. If the user asked for one run, `only` is its name."""
 
         def listed() -> list[dict[str, Any]]:
             found = [summary(run) for run in self._sources.all()]
-            return sorted(found, key=lambda one: one["started"] or 0.0, reverse=True)
+            return sorted(found, key=lambda entry: entry["started"] or 0.0, reverse=True)
 
         return _json({"runs": await run_in_threadpool(listed), "only": self._sources.only})
 
     async def endpoint(self, request: Request) -> Response:
-        """Handle GET /runs/RUN/ENDPOINT with the entry of `ENDPOINTS`."""
+        """Handle GET /runs/RUN/ENDPOINT by calling the function in `ENDPOINTS`."""
         run, endpoint = request.path_params["run"], request.path_params["endpoint"]
 
         def answered() -> Any:
@@ -184,7 +184,7 @@ class _ApiRoutes:
     async def live(self, request: Request) -> Response:
         """Handle GET /live[?run=RUN]: server-sent events.
 
-        An event `changed`, with the stamp of the run, is sent whenever the run has new data.
+        Whenever the run has new data, send an event `changed` with the run's stamp.
         """
         name = request.query_params.get("run")
         run = None if name is None else await run_in_threadpool(self._sources.find, name)

@@ -1,4 +1,4 @@
-"""Timeline of a run: time spans on lanes, from the times that each process recorded."""
+"""Timeline of a run: one lane per process, engine or environment, with time spans from the records."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Span = tuple[float, float, str, int, str]
 
 
 class TimelineStep(msgspec.Struct, forbid_unknown_fields=True):
-    """Step whose rollouts are shown individually."""
+    """Step whose rollouts the timeline shows; None shows no rollouts."""
 
     step: int | None = None
 
@@ -35,7 +35,7 @@ class TimelineStep(msgspec.Struct, forbid_unknown_fields=True):
 def timeline(run: OpenRun, asked: TimelineStep) -> dict[str, Any]:
     """Return `lanes` with their spans, and `marks` for events without a duration.
 
-    The parts of a step are shown in their usual order, because only their durations are recorded.
+    A process records only the durations of the parts of a step. So the parts are shown in their usual order.
     """
     steps = run.steps
     lanes = {
@@ -104,7 +104,10 @@ def _engines(steps: Sequence[StepMetrics]) -> dict[str, list[Span]]:
 
 
 def _rollouts(run: OpenRun, step: int) -> dict[str, list[Span]]:
-    """Return the rollouts of a step by environment, including dropped ones, if their times are recorded."""
+    """Return the rollouts of a step by environment, including those of dropped groups.
+
+    Rollouts without recorded times are left out.
+    """
     lanes: dict[str, list[Span]] = {}
     for dropped in (False, True):
         path = run.path / ROLLOUTS_FOLDER / rollouts_file(step, dropped=dropped)

@@ -1,4 +1,4 @@
-"""Tokens of a rollout: their recorded values, and their texts, decoded from the recorded ids."""
+"""Tokens of a rollout: their texts, and the values that the run recorded for each of them."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _COLUMNS = ("trained", "reason", "sampler_logprob", "trainer_logprob", "advantag
 def tokens(run: OpenRun, asked: RolloutAddress) -> dict[str, Any]:
     """Return the training samples of a rollout, with one list per column.
 
-    A value is None if it was not computed, as for tokens of the context. Raise `UsageError` if the step's
-    tokens were not kept.
+    A value is None if it was not computed, for example for tokens of the context. Raise `UsageError` if the
+    run did not keep the tokens of the step.
     """
     with run.read() as opened:
         kept = opened.kept_steps
@@ -55,7 +55,7 @@ def tokens(run: OpenRun, asked: RolloutAddress) -> dict[str, Any]:
 
 
 def _step(run: OpenRun, opened: Run, number: int) -> tuple[TrainedStep, Mapping[str, Any]] | None:
-    """Return a step's batch and the columns of its tokens; the last step requested is cached."""
+    """Return a step's batch, and the columns of its tokens. The last requested step is cached."""
     stamp = (number, (opened.path / "trained" / f"step_{number}").stat().st_mtime_ns)
     if run.cache.get("step", (None,))[0] != stamp:
         found = opened.trained(number)
@@ -65,7 +65,7 @@ def _step(run: OpenRun, opened: Run, number: int) -> tuple[TrainedStep, Mapping[
 
 
 def _values(column: Any, rows: slice) -> list[Any]:
-    """Return the values of a column, with None for the nulls of a nullable one."""
+    """Return the values of a column. Nulls of a nullable column become None."""
     if not isinstance(column, tuple):
         return list(column[rows].tolist())
     known = zip(column[0][rows].tolist(), column[1][rows].tolist(), strict=True)
@@ -73,7 +73,7 @@ def _values(column: Any, rows: slice) -> list[Any]:
 
 
 def _tokenizer_file(run: Run) -> Path | None:
-    """Return the tokenizer of the newest weights, else of the initial model; None without one."""
+    """Return the tokenizer file of the newest weights, else of the initial model, or None."""
     if run.tokenizer_directory is not None:
         return run.tokenizer_directory / _FILE
     name = run.setting("trainer.model.name") or run.setting("model.name")
@@ -86,7 +86,7 @@ def _tokenizer_file(run: Run) -> Path | None:
 
 
 def _decoder(run: OpenRun, path: Path | None) -> tuple[Any, str | None]:
-    """Return a function that decodes token ids, and None; or None, and the reason."""
+    """Return a function that decodes token ids. Without a tokenizer, return None and the reason."""
     if path is None:
         return (
             None,

@@ -3,5 +3,5 @@
 from buckeye.envs import stdlib_only
 from buckeye.workers import worker_side
 
-# Workers load both packages as one (see `workers.process_start`), so this process does too.
+# A worker loads `worker_side` and `stdlib_only` as one package, so this process does too.
 worker_side.__path__.extend(stdlib_only.__path__)

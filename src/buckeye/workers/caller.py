@@ -1,6 +1,7 @@
 """Server that gives a run access to an environment object of the process that started the run.
 
-The run connects to this process like to a worker host. The object stays in this process and is not pickled.
+The run connects to this server like to a worker host on another node. The object is not pickled: it stays in
+the process that created it.
 """
 
 from __future__ import annotations
@@ -42,12 +43,12 @@ class EnvironmentServer:
         threading.Thread(target=self._accept, name="buckeye-environment", daemon=True).start()
 
     def variables(self) -> Mapping[str, str]:
-        """Return the environment variables that connect a run's environment CALLER to this server."""
-        place = {"address": LOOPBACK, "nodes": [[LOOPBACK, self._listener.getsockname()[1]]]}
-        return {WORKERS_KEY: self._key, PLACEMENT_VARIABLE: json.dumps({CALLER: place})}
+        """Return the environment variables that make a run use this server for its environment CALLER."""
+        placement = {"address": LOOPBACK, "nodes": [[LOOPBACK, self._listener.getsockname()[1]]]}
+        return {WORKERS_KEY: self._key, PLACEMENT_VARIABLE: json.dumps({CALLER: placement})}
 
     def close(self) -> None:
-        """Accept no more connections. Open ones end with their run."""
+        """Stop accepting connections. An open connection ends when its run ends."""
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
@@ -68,7 +69,7 @@ class EnvironmentServer:
         with connection, suppress(OSError, FrameError):
             request = decode(receive_body(connection, _MAX_REQUEST_BYTES))
             if not hmac.compare_digest(str(request.get("key")).encode(), self._key.encode()):
-                log.warning("Rejected a connection to the environment: it does not have the key of the run")
+                log.warning("Rejected a connection to the environment: the client sent no valid key")
                 return
             connection.settimeout(None)
             loop = asyncio.new_event_loop()
@@ -88,7 +89,7 @@ class EnvironmentServer:
 
 
 def _stop(loop: asyncio.AbstractEventLoop) -> None:
-    with suppress(RuntimeError):  # it is closed
+    with suppress(RuntimeError):  # the loop is closed
         loop.call_soon_threadsafe(loop.stop)
 
 

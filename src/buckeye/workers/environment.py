@@ -30,10 +30,10 @@ _ABANDONED_AFTER = 4  # times `rollout_timeout`, to allow for retries
 def open_worker_environment(
     env_id: str, args: Mapping[str, Any], python: Path, settings: WorkerSettings
 ) -> WorkerEnvironment:
-    """Load an environment in a worker that `python` runs.
+    """Load an environment in a worker process of the interpreter `python`.
 
-    Raises UsageError with the environment's message if it cannot be loaded, and BuckeyeError if its workers
-    are killed repeatedly.
+    Raises UsageError, with the environment's message, if the environment fails to load. Raises BuckeyeError
+    if its workers are repeatedly killed or stop sending heartbeats.
     """
     pool = WorkerPool(env_id, args, python, settings)
     try:
@@ -52,7 +52,7 @@ def open_worker_environment(
 
 
 class WorkerEnvironment:
-    """Runs rollouts in workers. They reach the policy over HTTP, with any client.
+    """Environment that runs its rollouts in worker processes, which call the policy through HTTP.
 
     `info` is the environment's description: `name`, `generation`, `versions`, `splits`, `group_rewards`.
     """
@@ -67,10 +67,10 @@ class WorkerEnvironment:
         self._finalizer.atexit = False  # at exit, the worker loop closes all pools and waits for them
 
     def tasks(self, split: str) -> Sequence[Task]:
-        """Return the tasks of a split, which are fetched once.
+        """Return the tasks of a split. The first call fetches them from a worker.
 
-        Raises KeyError for an unknown split, and UsageError or BuckeyeError if the environment cannot provide
-        tasks.
+        Raises KeyError for an unknown split, UsageError if the environment fails, and BuckeyeError if its
+        workers are repeatedly killed.
         """
         if split not in self._tasks:
             try:
@@ -87,13 +87,16 @@ class WorkerEnvironment:
         return self._tasks[split]
 
     async def rollout(self, task: Task, policy: Policy) -> Outcome:
-        """Run one rollout. If rewards depend on the group, the rollout is a group of one."""
+        """Run one rollout.
+
+        If rewards depend on the group, score this rollout as the only one of its group.
+        """
         return await self._run_rollout(task, policy, in_group=False)
 
     async def check_isolation(self) -> str:
         """Check in a worker if rollouts share state, and return a one-line report.
 
-        Raises UsageError if they do and the environment does not allow it.
+        Raises UsageError if rollouts share state and the environment does not allow shared state.
         """
         try:
             report = await worker_loop().run(self._pool.check_isolation(_ISOLATION_SECONDS))
@@ -106,18 +109,21 @@ class WorkerEnvironment:
         return report.get("result", "")
 
     def workers(self) -> list[int]:
-        """Return the process ids of its workers."""
+        """Return the process ids of the running workers."""
         return self._pool.pids()
 
     def count_ended_workers(self) -> Mapping[str, int]:
-        """Return the number of unexpected ends of workers, by kind.
+        """Return the number of workers that ended unexpectedly, by kind of end.
 
         Kinds: `died`, `killed`, `silent`, `stuck`, `flooded`, `memory`, `protocol`.
         """
         return dict(self._pool.ended)
 
     async def close(self) -> None:
-        """End its workers. They also end when this object or this process ends."""
+        """End the workers.
+
+        Without this call, workers end when this object is deleted or this process ends.
+        """
         self._finalizer.detach()
         worker_loop().unregister(self._pool)
         await worker_loop().run(self._pool.close())
@@ -160,7 +166,7 @@ class GroupWorkerEnvironment(WorkerEnvironment):
         self._pending: dict[str, float] = {}  # start times on the monotonic clock, oldest first
 
     async def rollout_in_group(self, task: Task, policy: Policy) -> Outcome:
-        """Run one rollout, and leave its reward `pending` unless it failed."""
+        """Run one rollout. Unless it fails, its outcome is `pending` until `finish_group` adds the reward."""
         outcome = await self._run_rollout(task, policy, in_group=True)
         if outcome.pending is not None:
             self._pending[outcome.pending] = time.monotonic()
@@ -168,9 +174,10 @@ class GroupWorkerEnvironment(WorkerEnvironment):
         return outcome
 
     def _forget_abandoned(self) -> None:
-        """Release rollouts that workers keep for groups that were cancelled.
+        """Make workers release the rollouts of cancelled groups.
 
-        A group counts as cancelled if a rollout has waited for much longer than the rollout timeout.
+        A group counts as cancelled if a rollout has waited for its reward much longer than the rollout
+        timeout.
         """
         oldest = time.monotonic() - _ABANDONED_AFTER * self._pool.settings.rollout_timeout
         for pending in [name for name, since in self._pending.items() if since < oldest]:
@@ -180,7 +187,7 @@ class GroupWorkerEnvironment(WorkerEnvironment):
     async def finish_group(self, task: Task, outcomes: Sequence[Outcome]) -> Sequence[Outcome]:
         """Return the outcomes with their rewards, in the given order.
 
-        Outcomes of a worker that has ended become errors. The other outcomes are scored without them.
+        If a worker has ended, its outcomes become errors, and the other outcomes are scored without them.
         """
         finished = list(outcomes)
         indices_by_worker: dict[int, list[int]] = defaultdict(list)
@@ -212,7 +219,7 @@ class GroupWorkerEnvironment(WorkerEnvironment):
 
 
 def _checked_info(info: Any) -> dict[str, Any]:
-    """Return an adapter's description of its environment, with defaults. Raises BoundaryError."""
+    """Return `info` with defaults for missing fields. Raises BoundaryError if `info` is invalid."""
     if not isinstance(info, dict) or not isinstance(info.get("name"), str):
         raise BoundaryError("load", "InfoError", f"the adapter's description has no name: {info!r:.200}")
     splits = info.get("splits") or []
@@ -280,7 +287,8 @@ def _failed_outcome(fault: BoundaryError, variables: Sequence[str], *secrets: st
 def _with_usage(outcome: Outcome, usage: Usage) -> Outcome:
     """Return the outcome, corrected by the usage that the proxy recorded.
 
-    A model failure makes it an error, and a limit becomes its stop reason.
+    If the model failed, the outcome becomes an error. If the rollout reached a limit, the limit becomes its
+    stop reason.
     """
     if usage.failure is not None:
         error = f"model: {usage.failure}"
@@ -289,7 +297,7 @@ def _with_usage(outcome: Outcome, usage: Usage) -> Outcome:
         return outcome
     turn_rewards = outcome.turn_rewards
     if turn_rewards is not None and 0 < usage.turns < len(turn_rewards):
-        # calls at a limit were not turns: their rewards go to the last real turn
+        # calls that the limit refused are not turns: add their rewards to the last turn
         last = math.fsum(turn_rewards[usage.turns - 1 :])
         turn_rewards = [*turn_rewards[: usage.turns - 1], last]
     return replace(outcome, stop_reason=usage.stop_reason, turn_rewards=turn_rewards)

@@ -1,6 +1,6 @@
 """Errors between Buckeye and a worker. They stay inside this package.
 
-An error of a rollout becomes its outcome; an error of loading becomes a message for the user.
+`WorkerEnvironment` turns an error of a rollout into an outcome, and an error of loading into a BuckeyeError.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from buckeye.envs.stdlib_only.outcomes import Boundary, checked_frames, location
 
 
 class BoundaryError(Exception):
-    """A failure at `boundary`. `kind` is the class of the error, or how the worker ended.
+    """Failure at `boundary`, the part that failed, such as `load`, `step` or `score`.
 
-    `trace` has the frames of the environment that the error passed through.
+    `kind` is the class name of the exception, or a kind of WorkerError. `trace` has the stack frames in the
+    environment's code.
     """
 
     def __init__(self, boundary: Boundary, kind: str, message: str, trace: Sequence[str] = ()) -> None:
@@ -29,7 +30,7 @@ class BoundaryError(Exception):
 
 
 class WorkerError(BoundaryError):
-    """The worker has ended, or had to be ended.
+    """End of a worker: its process ended, or Buckeye had to kill it.
 
     `kind` is one of died, killed, silent, stuck, flooded, memory, protocol, start and closed.
     """

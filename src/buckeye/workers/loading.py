@@ -1,7 +1,7 @@
 """`load_environment("owner/name@version")`: open an environment in this process or in workers.
 
-An environment written for Buckeye that can be imported runs in this process (`envs.registry`). Environments
-installed by `buckeye env install`, and kinds that need no installation, run in worker processes.
+An environment that was written for Buckeye, and that this process can import, runs in this process
+(`envs.registry`). All other environments run in worker processes.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def open_environment(env_id: str, args: Mapping[str, Any], settings: WorkerSetti
     """Return the environment `env_id`, built with `args`, in this process or in workers.
 
     Raises EnvironmentNotFoundError, with the install commands, if nothing installed has the id. Raises
-    UsageError for a different installed version, wrong arguments, an object that is not an environment, and a
-    failure to load it in a worker.
+    UsageError for a different installed version, wrong arguments, an object that is not an environment, and
+    an environment that fails to load in a worker.
     """
     environment = open_in_process(env_id, args, settings)
     return environment if environment is not None else _open_worker(env_id, args, settings)
@@ -62,7 +62,8 @@ def open_environment(env_id: str, args: Mapping[str, Any], settings: WorkerSetti
 def open_in_process(env_id: str, args: Mapping[str, Any], settings: WorkerSettings) -> Environment | None:
     """Return the environment if it runs in this process; None if workers run it.
 
-    Raises EnvironmentNotFoundError, also if no interpreter can run the workers, and UsageError.
+    Raises EnvironmentNotFoundError if neither this process nor a worker can run the environment. Raises
+    UsageError like `open_environment`.
     """
     if env_id == CALLER:
         return _caller_environment(settings)
@@ -122,7 +123,7 @@ def _open_worker(env_id: str, args: Mapping[str, Any], settings: WorkerSettings)
     installed = find_installed(package)
     if installed is not None and (edited := installed.edited_file()) is not None:
         log.warning(
-            "Environment %s is a copy, older than %s. Install it again: buckeye env install %s --force",
+            "Environment %s was installed before %s was edited. Reinstall it: buckeye env install %s --force",
             env_id,
             edited,
             installed.source,
@@ -146,7 +147,7 @@ def _find_interpreter(env_id: str, settings: WorkerSettings) -> Path:
 
 
 def _package_name(env_id: str) -> str:
-    """Return the installed package for an id: `reasoning-gym` for `reasoning-gym/chain_sum`."""
+    """Return the name of an environment's package: `reasoning-gym` for `reasoning-gym/chain_sum`."""
     library = env_id.partition("/")[0]
     return library if library in LIBRARIES else env_id
 

@@ -1,4 +1,4 @@
-"""Output of an environment: its last part for messages, a bounded log, and detection of floods."""
+"""Output of a worker: its last lines for error messages, a log of limited size, and detection of floods."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ _MAX_LOG_BYTES = 32 * 1024 * 1024
 
 
 class WorkerOutput:
-    """Output of one worker. At `_MAX_LOG_BYTES` the log is renamed to end in `.old`, and a new one begins."""
+    """Output of one worker.
+
+    A log larger than `_MAX_LOG_BYTES` is renamed to NAME.old, and a new log begins.
+    """
 
     def __init__(self, log: Path | None, *, max_bytes: int) -> None:
         self._log, self._max_bytes = log, max_bytes
@@ -22,7 +25,7 @@ class WorkerOutput:
         self.total = 0
 
     def add(self, chunk: bytes) -> bool:
-        """Add printed bytes. Return False if the output of the last minute exceeds the limit."""
+        """Add printed bytes. Return False if the worker has printed more than `max_bytes` within a minute."""
         self._tail = (self._tail + chunk)[-_TAIL_BYTES:]
         self.total += len(chunk)
         now = time.monotonic()

@@ -1,4 +1,4 @@
-"""Worker pool of one environment: workers are started on demand and replaced when they end."""
+"""Worker pool of one environment: start workers on demand, and replace workers that end."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MIN_PAUSE, _MAX_PAUSE = 0.5, 30.0
 
 @dataclass(slots=True)
 class _Slot:
-    """Slot for one worker. `start_count` is the number of workers started in it."""
+    """Slot for one worker. `start_count` is the number of workers that were started in this slot."""
 
     number: int
     worker: WorkerProcess | None = None
@@ -33,7 +33,7 @@ class _Slot:
 
     @property
     def running(self) -> WorkerProcess | None:
-        """Its worker; None if it has ended."""
+        """Worker that runs in this slot, or None."""
         return self.worker if self.worker is not None and self.worker.fault is None else None
 
 
@@ -51,10 +51,10 @@ class WorkerPool:
         self._closed = False
         self._is_spread = settings.processes == 1
         self.ended: Counter[str] = Counter()
-        """Number of unexpected ends of workers by kind: `died`, `silent`, `stuck`, ..."""
+        """Number of workers that ended unexpectedly, by kind of end: `died`, `silent`, `stuck`, ..."""
 
     async def info(self) -> Any:
-        """Return the environment's description. Raises BoundaryError."""
+        """Return the environment's description, from `Adapter.info`. Raises BoundaryError."""
         return await self._with_retry(self._request_info)
 
     async def tasks(self, split: str) -> list[dict[str, Any]] | str:
@@ -86,9 +86,9 @@ class WorkerPool:
         return [task for page in pages for task in page]
 
     async def check_isolation(self, seconds: float) -> dict[str, str] | None:
-        """Return the result of the environment's isolation check; None if it has no such check.
+        """Run the environment's isolation check, and return its result; None if the environment has no check.
 
-        Raises BoundaryError, also after `seconds`.
+        Raises BoundaryError if the check fails, or takes longer than `seconds`.
         """
         worker = await self._worker_at(self._slots[0])
         response, _ = await worker.request(
@@ -121,7 +121,10 @@ class WorkerPool:
         return response, worker.serial
 
     async def score_group(self, serial: int, task: Mapping[str, Any], handles: Sequence[str]) -> list[Any]:
-        """Return the outcomes of rollouts that the worker `serial` has run. Raises BoundaryError."""
+        """Return the outcomes of a group of rollouts, which the worker `serial` has run.
+
+        Raises BoundaryError.
+        """
         worker = next((w for w in self._workers() if w.serial == serial), None)
         if worker is None:
             raise WorkerError("died", "the worker ended before the group was scored")
@@ -139,7 +142,7 @@ class WorkerPool:
         return response
 
     async def release(self, serial: int, handle: str) -> None:
-        """Release a rollout that a worker keeps for its group."""
+        """Make the worker `serial` release a rollout that it keeps for group scoring."""
         for worker in self._workers():
             if worker.serial == serial:
                 worker.post_release([handle])
@@ -167,9 +170,9 @@ class WorkerPool:
     # --- starting ---
 
     async def _least_busy(self) -> WorkerProcess:
-        """Start missing workers, and return the least busy running one.
+        """Start a worker in each empty slot, and return the least busy worker.
 
-        The first rollouts wait until all workers have started, so that each gets some.
+        The first rollouts wait until all workers have started, so that every worker gets some of them.
         """
         missing = [self._begin_start(slot) for slot in self._slots if slot.running is None]
         if missing and not (self._is_spread and self._workers()):
@@ -177,7 +180,7 @@ class WorkerPool:
         self._is_spread = True
         if workers := self._workers():
             return min(workers, key=lambda worker: (worker.cancelling_count, worker.running_count))
-        return await _await_start(missing[0])  # the start has failed; this raises its reason
+        return await _await_start(missing[0])  # raises the reason why the start failed
 
     async def _worker_at(self, slot: _Slot) -> WorkerProcess:
         return slot.running or await _await_start(self._begin_start(slot))
@@ -197,12 +200,12 @@ class WorkerPool:
             assert self._last_fault is not None
             raise WorkerError(
                 "start",
-                f"{self._failures} consecutive workers ended before any rollout did; next start in "
+                f"{self._failures} workers in a row ended before any rollout ended; next start in "
                 f"{pause:.0f} s; last error: {self._last_fault.message}",
             )
         await asyncio.sleep(max(0.0, pause))
         nodes = self.settings.nodes or (None,)
-        node = nodes[(slot.number + slot.start_count) % len(nodes)]  # not the node of the lost worker
+        node = nodes[(slot.number + slot.start_count) % len(nodes)]  # a replacement starts on the next node
         slot.start_count += 1
         try:
             worker = await WorkerProcess.start(self.python, self.settings, self._log_of(slot), node)
@@ -231,7 +234,7 @@ class WorkerPool:
         except WorkerError:
             raise
         except BoundaryError as fault:
-            await asyncio.sleep(0.1)  # its last output may still be on the way
+            await asyncio.sleep(0.1)  # the worker's last output may not have arrived yet
             last = worker.last_output()
             await worker.close(grace=0.0)
             output_note = f"\nlast output:\n{last}" if last else ""
@@ -250,7 +253,7 @@ class WorkerPool:
         self._failures = 0
 
     def _handle_end(self, slot: _Slot, worker: WorkerProcess) -> None:
-        """Handle the unexpected end of a worker. The next rollout starts another."""
+        """Record the unexpected end of a worker. The next rollout starts a replacement."""
         fault = worker.fault
         assert fault is not None
         self.ended[fault.kind] += 1
@@ -287,6 +290,6 @@ def _closed_error() -> WorkerError:
 
 
 def _mark_retrieved(starting: asyncio.Task[WorkerProcess]) -> None:
-    """Mark the exception as retrieved: the caller may not wait for this start anymore."""
+    """Retrieve the exception, so that asyncio logs no warning if no caller waits for this start anymore."""
     if not starting.cancelled():
         starting.exception()

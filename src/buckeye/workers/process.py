@@ -1,4 +1,4 @@
-"""One worker process, as the worker loop sees it: requests, responses, heartbeats and its end."""
+"""Buckeye's side of one worker process: requests, responses, heartbeats, and the end of the process."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class _PendingRequest:
 class WorkerProcess:
     """A running worker.
 
-    `fault` is the reason of its end, or None. After the end, all requests raise it.
+    `fault` is the reason why the worker has ended, or None. After the end, every request raises `fault`.
     """
 
     def __init__(
@@ -53,7 +53,11 @@ class WorkerProcess:
         output: WorkerOutput,
         mark: str,
     ) -> None:
-        """Wrap a started process. `mark` is a text in the environment of its children, to find them."""
+        """Wrap a started process.
+
+        Its children inherit the environment variable MARK_VARIABLE with the value `mark`, so that `close`
+        finds and kills them.
+        """
         self._mark, self._children_killed = mark, asyncio.Future[None]()
         self._process, self._settings, self._output = process, settings, output
         self._reader, self._writer = streams
@@ -73,7 +77,7 @@ class WorkerProcess:
         self.running_count = 0
         """Number of running rollouts."""
         self.info: dict[str, Any] = {}
-        """Description of its environment."""
+        """Description of the environment, from `Adapter.info`."""
         self.fault: WorkerError | None = None
         self.on_end: Callable[[], None] = lambda: None
         tasks = (self._read(), self._read_output(), self._watch())
@@ -89,7 +93,7 @@ class WorkerProcess:
     ) -> WorkerProcess:
         """Start a worker on this machine or at a worker host, and exchange protocol versions with it.
 
-        Raises WorkerError if it does not respond in time.
+        Raises WorkerError if the worker does not respond within `start_timeout`.
         """
         mark = GUARD.new_mark()
         if host_address is not None:
@@ -127,13 +131,13 @@ class WorkerProcess:
         return self._process.pid
 
     def last_output(self) -> str:
-        """Return its last output."""
+        """Return the last lines that the worker has printed."""
         return self._output.tail()
 
     async def request(self, frame: Frame, *, seconds: float, operation: str) -> tuple[Any, list[Any]]:
         """Send a request, and return its response and the pages before it.
 
-        Raises BoundaryError: an error of the environment or the worker, or a timeout after `seconds`.
+        Raises BoundaryError for an error of the environment or the worker, and for a timeout after `seconds`.
         `operation` names the request in messages. A timeout or a cancellation also cancels the request in the
         worker.
         """
@@ -173,7 +177,7 @@ class WorkerProcess:
         self._post({"type": "release", "handles": handles})
 
     async def close(self, *, grace: float | None = None) -> None:
-        """Ask the worker to end, wait `grace` seconds (None: the setting), then kill it with its children."""
+        """Ask the worker to end. After `grace` seconds (None: `close_timeout`), kill it and its children."""
         self._closing = True
         try:
             if self.fault is None:
@@ -249,7 +253,7 @@ class WorkerProcess:
             before = time.monotonic()
             await asyncio.sleep(interval)
             now = time.monotonic()
-            # this process may have been paused meanwhile
+            # do not count the time while this process was suspended
             self._last_message_at += max(0.0, now - before - interval)
             silent_seconds = now - self._last_message_at if self.info else 0.0  # loading has its own timeout
             if self._process.returncode is not None:
@@ -264,7 +268,7 @@ class WorkerProcess:
                 self._post({"type": "ping"})
 
     def _cancel_request(self, number: int) -> None:
-        """Cancel a request in the worker. If it does not end in time, the worker is replaced."""
+        """Cancel a request in the worker. If the request does not end in time, kill the worker."""
         response = self._pending[number].response
         if self.fault is None and not response.done():
             self.cancelling_count += 1
@@ -316,13 +320,13 @@ class WorkerProcess:
             self._writer.write(encode(frame))
 
     async def _drain(self) -> None:
-        with contextlib.suppress(ConnectionError):  # the reader notices the end
+        with contextlib.suppress(ConnectionError):  # `_read` handles a closed connection
             await self._writer.drain()
 
 
 def _fail(response: asyncio.Future[Any], fault: BoundaryError) -> None:
     response.set_exception(fault)
-    response.exception()  # marks the exception as retrieved; the caller may have gone
+    response.exception()  # without this, asyncio warns if the caller was cancelled
 
 
 def memory_problem(pid: int, max_bytes: int | None) -> str | None:

@@ -1,4 +1,4 @@
-"""Start of a worker process: by path, in another interpreter, without Buckeye's modules."""
+"""Start of a worker process. It runs `main.py` by path, in an interpreter that may not have Buckeye."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ _PASSED_VARIABLES = (
     *("XDG_CACHE_HOME", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE"),
     *("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy"),
 )
-"""Variables for data folders and network access. They contain no keys."""
+"""Environment variables that every worker gets, for data folders and network access. They contain no keys."""
 _WORKER = (str(WORKER_MAIN),)
 _RELAY = ("-m", "buckeye.workers.relay")
 LOOPBACK = "127.0.0.1"
 WORKERS_KEY = "BUCKEYE_WORKERS_KEY"
-"""Variable with the key for a run's worker hosts."""
+"""Environment variable with the key that a run's worker hosts require."""
 
 
 def worker_variables(named: Iterable[str], policy: str = LOOPBACK) -> dict[str, str]:
     """Return the environment variables of a worker.
 
-    They are the `named` variables that are set here or in the key files, and those for its files and the
-    network. Connections to this machine and to the host `policy` bypass proxies.
+    They are the `named` variables that this process or the key files have, and `_PASSED_VARIABLES`.
+    Connections to this machine and to the host `policy` bypass HTTP proxies.
     """
     variables = {name: os.environ[name] for name in _PASSED_VARIABLES if name in os.environ}
     variables |= {name: value for name in named if (value := key(name))}
@@ -52,7 +52,8 @@ async def start_remote_worker(
 ) -> tuple[asyncio.subprocess.Process, socket.socket]:
     """Start a worker on the node whose worker host listens at `host_address`.
 
-    The returned process is the relay on this machine.
+    Return the process of the relay, which runs on this machine and forwards data to the worker, and the
+    connection to the relay.
     """
     process, connection = await start_process(Path(sys.executable), clean_environment({}), _RELAY)
     variables = {name: value for name in settings.variables if (value := key(name))}
@@ -74,9 +75,9 @@ async def start_remote_worker(
 async def start_process(
     python: Path, variables: dict[str, str], args: Sequence[str] = _WORKER
 ) -> tuple[asyncio.subprocess.Process, socket.socket]:
-    """Start a worker process, and return it with this side of its connection.
+    """Start a worker process, and return the process and Buckeye's side of the connection.
 
-    Raises WorkerError if it cannot be started.
+    Raises WorkerError if the process cannot be started.
     """
     connection, worker_end = socket.socketpair()
     fd = worker_end.fileno()

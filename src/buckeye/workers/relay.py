@@ -1,7 +1,7 @@
 """Local stand-in for a worker on another node: `python -m buckeye.workers.relay --fd N`.
 
-It forwards the connection to the node, and forwards the node's data back: the worker's messages, its output,
-and its exit code, which becomes that of this process. If one side is lost, the other ends too.
+The relay forwards Buckeye's messages to the worker, and the worker's messages and output to Buckeye. It exits
+with the exit code of the worker. If it loses the connection to one side, it also ends the other connection.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from buckeye.workers.worker_side.frames import HEADER, decode, receive_body
 
 _CHUNK = 1 << 16
 _RETRY_SECONDS = 0.5
-_LOST_MILLISECONDS = 15_000  # until a node that does not acknowledge counts as lost; heartbeats are every 2 s
+_LOST_MILLISECONDS = 15_000  # a node that acknowledges no data for this time is lost; heartbeats: every 2 s
 
 
 def _connect(host: str, port: int, seconds: float) -> socket.socket:
-    """Connect to the node, and retry while its worker host may be starting."""
+    """Connect to the node. Retry for `seconds`, because its worker host may still be starting."""
     deadline = time.monotonic() + seconds
     while True:
         try:
@@ -39,7 +39,7 @@ def _connect(host: str, port: int, seconds: float) -> socket.socket:
 
 
 def _send(buckeye: socket.socket, node: socket.socket) -> None:
-    """Forward data until the connection ends, which means that the worker is no longer needed."""
+    """Forward Buckeye's data to the node. When Buckeye closes the connection, end this process."""
     while data := buckeye.recv(_CHUNK):
         node.sendall(data)
     os._exit(1)
@@ -65,7 +65,7 @@ def main() -> None:
                 buckeye.sendall(HEADER.pack(len(body)) + body)
     except OSError as error:
         print(f"lost the connection to the worker's node: {error}", flush=True)
-        os.kill(os.getpid(), signal.SIGKILL)  # the pool retries after a kill by a signal
+        os.kill(os.getpid(), signal.SIGKILL)  # the pool retries a worker that a signal has killed
 
 
 if __name__ == "__main__":

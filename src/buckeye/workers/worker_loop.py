@@ -1,7 +1,7 @@
-"""One thread with its own event loop, in which this process watches all workers.
+"""Thread with its own event loop, which serves and watches all workers of this process.
 
-Synchronous code and code of any event loop can therefore use workers, and workers are watched while the loop
-of the rollouts is busy. The first worker starts the thread.
+Code of any thread and any event loop can therefore use workers. The thread also watches workers while the
+event loop of the rollouts is blocked. The first worker starts the thread.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _CLOSE_TIMEOUT = 15.0
 
 
 class WorkerLoop:
-    """Thread with an event loop, and the objects to close at exit.
+    """Thread with an event loop, and the worker pools to close when this process exits.
 
-    At exit it also waits for objects that are being closed: a transport that outlives the event loop would
-    fail with "Event loop is closed".
+    The exit also waits for pools that are being closed, because a transport that outlives its event loop
+    fails with "Event loop is closed".
     """
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class WorkerLoop:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine in this loop, awaited from any event loop."""
+        """Run a coroutine in this loop, and wait for it in the event loop of the caller."""
         return await asyncio.wrap_future(self.submit(work))
 
     def wait(self, work: Coroutine[Any, Any, T]) -> T:
@@ -59,10 +59,9 @@ class WorkerLoop:
             raise
 
     def register(self, closing: WorkerPool) -> Callable[[], None]:
-        """Close an object when this process ends.
+        """Close a pool when this process exits, and return a function that closes it earlier.
 
-        The returned function closes it earlier, without waiting. It may be called at any time from any
-        thread.
+        The function does not wait until the pool is closed. Any thread may call it at any time.
         """
         self._open.add(closing)
 
@@ -76,7 +75,7 @@ class WorkerLoop:
         return close
 
     def unregister(self, closing: WorkerPool) -> None:
-        """Remove an object that has been closed."""
+        """Remove a pool. The caller closes it."""
         self._open.discard(closing)
 
     def _close_all(self) -> None:
@@ -103,7 +102,7 @@ _lock = threading.Lock()
 
 
 def worker_loop() -> WorkerLoop:
-    """Return the worker loop of this process, started if necessary."""
+    """Return the worker loop of this process. The first call starts it."""
     global _worker_loop
     with _lock:
         if _worker_loop is None or _worker_loop.pid != os.getpid():

@@ -94,7 +94,7 @@ def test_restart_is_delayed_after_consecutive_failures(opened, tmp_path):
     assert play(environment, "dies")[0].boundary == "worker"
     outcomes = [play(environment, "good")[0] for _ in range(2)]
     assert [outcome.boundary for outcome in outcomes] == ["worker", "worker"]
-    assert "2 consecutive workers" in outcomes[1].error
+    assert "2 workers in a row" in outcomes[1].error
 
 
 @pytest.mark.slow

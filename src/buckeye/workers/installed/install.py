@@ -34,8 +34,9 @@ from buckeye.workers.installed.venv import Installer, find_needed_python, find_u
 class InstallRequest:
     """Arguments of an installation.
 
-    `what` has the format of `parse_source`. `extra` are further requirements. `python` is the interpreter
-    (None: the running interpreter). `locked` is a lock file whose versions are installed exactly.
+    `what` names the environment in a format of `parse_source`. `extra` are packages to install in addition.
+    `python` is the interpreter (None: the running interpreter). `locked` is a lock file with the exact
+    versions to install. `force` replaces an installed environment.
     """
 
     what: str
@@ -49,8 +50,9 @@ class InstallRequest:
 def install_environment(request: InstallRequest, report: Report) -> InstalledEnvironment:
     """Install an environment into its own folder.
 
-    It is built under a temporary name and renamed when complete. Raises UsageError for a request that cannot
-    be met. Raises BuckeyeError if the installer or the hub fails, or if the package has no environment.
+    The folder gets its final name when the installation is complete. Raises UsageError for an invalid
+    request, or if the environment is installed already. Raises BuckeyeError if the installer or the hub
+    fails, or if the package has no environment.
     """
     lock = read_lock(request.locked) if request.locked is not None else None
     source = _pinned(parse_source(request.what, request.index), lock)
@@ -76,7 +78,7 @@ def _check_free(folder: Path, request: InstallRequest) -> None:
 
 
 def _find_replaced(folder: Path, request: InstallRequest) -> InstalledEnvironment | None:
-    """Return the installed environment that would be replaced; None if it is damaged and `force` is set."""
+    """Return the environment installed in `folder`; None if its record is damaged and `force` is set."""
     try:
         installed = read_record(folder)
     except BuckeyeError:
@@ -93,7 +95,7 @@ def _find_replaced(folder: Path, request: InstallRequest) -> InstalledEnvironmen
 
 
 def _pinned(source: InstallSource, lock: LockFile | None) -> InstallSource:
-    """Return the source in its locked version."""
+    """Return the source with the version that the lock file has for it."""
     if lock is None or source.path is not None:
         return source
     if source.name not in lock.pins:
@@ -116,7 +118,7 @@ class _Installation:
     report: Report
 
     def build(self, staging: Path) -> None:
-        """Build the environment in `staging`, which is renamed to `folder` later."""
+        """Install the environment into `staging`. `write_directory` then renames `staging` to `folder`."""
         source, folder = self.source, self.folder
         installer = Installer(staging / VENV, find_uv())
         self.report(f"Creating a virtual environment for {source.env_id} in {folder} with {installer.name}")
@@ -156,10 +158,10 @@ class _Installation:
         (staging / LOCK).write_text(lock, encoding="utf-8")
         (staging / RECORD).write_bytes(to_json(environment))
         _replace_staging_path(staging, folder)
-        _check_free(folder, self.request)  # another process may have installed or used it meanwhile
+        _check_free(folder, self.request)  # another process may have installed or started it
 
     def _install(self, installer: Installer, scratch: Path) -> Interface:
-        """Install the package alone to detect its interface, then its dependencies in the tested bounds."""
+        """Install the package without dependencies, detect its interface, then install its dependencies."""
         source = self.source
         self.report(f"Fetching {source.requirement}")
         self._install_alone(installer, scratch)
@@ -176,7 +178,7 @@ class _Installation:
     def _install_alone(self, installer: Installer, scratch: Path) -> None:
         """Install the package without dependencies, from its index only.
 
-        A package that is missing in the hub's public index is downloaded with the hub key.
+        If the hub's public index lacks the package, download the package with the hub key.
         """
         source = self.source
         index = source.index if source.path is None else None
@@ -202,13 +204,13 @@ class _Installation:
         installer.install(str(fetched), dependencies=False, folder=scratch)
 
     def _install_dependencies(self, installer: Installer, scratch: Path, interface: Interface) -> None:
-        """Install the dependencies of the package and of its interface, and the requested extras."""
+        """Install the dependencies of the package, the requirements of its interface, and `request.extra`."""
         name, version = self.source.name, installer.distribution(self.source.name).version
         extras = ",".join(sorted({*self.source.extras, *interface.extras}))
         package = f"{name}[{extras}]" if extras else name
         bounds = f" ({', '.join(interface.constraints)})" if interface.constraints else ""
         self.report(
-            f"{name} {version} is of kind {interface.generation}; installing its dependencies{bounds}"
+            f"{name} {version} is a {interface.generation} environment; installing its dependencies{bounds}"
         )
         installer.install(
             f"{package}=={version}",
@@ -220,7 +222,10 @@ class _Installation:
         )
 
     def _install_locked(self, installer: Installer, scratch: Path, lock: LockFile) -> None:
-        """Install the locked versions of all other packages. Raises BuckeyeError if the result differs."""
+        """Install the other packages of the lock file.
+
+        Raises BuckeyeError if an installed version differs.
+        """
         if lock.pins.keys() - {self.source.name}:
             pins = scratch / "locked.txt"
             pins.write_text(lock.without(self.source.name), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Parser of an install request: an environment of the hub, a project, or a package."""
+"""Parser for the name of an environment to install: an id of the hub, a path, or a package."""
 
 from __future__ import annotations
 
@@ -37,10 +37,11 @@ _ARCHIVES = (".whl", ".tar.gz", ".zip")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InstallSource:
-    """Source of an environment.
+    """Package of an environment, and the place to get it from.
 
-    `name` is canonical. `specifier` is its version, such as "==0.1.12" or "". `path` is a local project or
-    archive. `index` is the only package index for the environment itself; None means the default index.
+    `text` is the user's input. `name` is the canonical name of the package. `specifier` is the version, such
+    as "==0.1.12"; "" allows any. `path` is a local project or archive. Only `index` may provide this package
+    (None: the default index); its dependencies may come from other indexes.
     """
 
     kind: Literal["hub", "path", "package"]
@@ -54,7 +55,7 @@ class InstallSource:
 
     @property
     def requirement(self) -> str:
-        """Requirement for the installer."""
+        """Requirement to pass to uv or pip."""
         extras = f"[{','.join(self.extras)}]" if self.extras else ""
         return f"{self.path}{extras}" if self.path is not None else f"{self.name}{extras}{self.specifier}"
 
@@ -200,5 +201,5 @@ def _check_index(index: str | None) -> None:
         raise UsageError(
             "--index: the URL has a password or token, which all users of this machine can read",
             code="BK-CLI-ARGUMENT",
-            hint="move it from the URL to ~/.netrc",
+            hint="move the password from the URL to ~/.netrc",
         )

@@ -1,7 +1,7 @@
-"""Detection of a distribution's interface, and the versions that are tested with it.
+"""Detection of the kind of environment in a distribution, and tested versions of its dependencies.
 
-Since release 0.4, `verifiers` lacks its classic interface (v0: `load_environment`). Packages that need v0
-rarely declare this bound, so it is set here.
+`verifiers` 0.4 removed its classic interface (v0: `load_environment`). Packages that need v0 rarely require
+`verifiers<0.4`, so this module adds that bound.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _HAS_LOADER = re.compile(r"^(?:async\s+)?def\s+load_environment\b|\bimport\b.*\b
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Interface:
-    """Interface of a distribution.
+    """Kind of environment in a distribution (`generation`), and the module that has it.
 
-    `extras` are its own extras that the interface needs, `requirements` are further packages to install, and
-    `constraints` are bounds on versions.
+    `extras` are extras of the distribution that the environment needs. `requirements` are packages to install
+    in addition. `constraints` are bounds on versions.
     """
 
     generation: Generation
@@ -46,9 +46,9 @@ class Interface:
 
 
 def detect_interface(distribution: metadata.Distribution, extras: Sequence[str] = ()) -> Interface:
-    """Return the interface of a distribution, from its metadata and source; nothing is imported.
+    """Return the interface of a distribution, read from its metadata and source code without importing it.
 
-    Raises BuckeyeError if it has no environment.
+    Raises BuckeyeError if the distribution has no environment.
     """
     name = canonicalize_name(distribution.name)
     requirements = _requirements(distribution)
@@ -72,7 +72,7 @@ def detect_interface(distribution: metadata.Distribution, extras: Sequence[str] 
 
 
 def without_bounds_on(interface: Interface, requirements: Sequence[str]) -> Interface:
-    """Return the interface without bounds on packages that the user has given versions for."""
+    """Return the interface without bounds on the packages that have a version in `requirements`."""
     pinned = set[str]()
     for text in requirements:
         try:
@@ -85,7 +85,7 @@ def without_bounds_on(interface: Interface, requirements: Sequence[str]) -> Inte
 
 
 def _applies(constraint: str, bounded: set[str]) -> bool:
-    """Return True if a bound applies: for `verifiers`, or if the package sets no bound itself."""
+    """Return True if the constraint is on `verifiers`, or on a package that is not in `bounded`."""
     name = canonicalize_name(Requirement(constraint).name)
     return name == "verifiers" or name not in bounded
 
@@ -138,7 +138,7 @@ def _v1_interface(module: str, extras: tuple[str, ...]) -> Interface:
         generation="verifiers-v1",
         module=module,
         extras=extras,
-        requirements=("verifiers", "uv"),  # its harnesses are scripts that `uv` runs
+        requirements=("verifiers", "uv"),  # `uv` runs the harnesses of verifiers v1
         constraints=("verifiers>=0.4,<0.5",),
     )
 
@@ -155,7 +155,7 @@ def _requirements(distribution: metadata.Distribution) -> list[Requirement]:
         try:
             requirements.append(Requirement(text))
         except InvalidRequirement:
-            continue  # the installer reports it
+            continue  # the installer reports the invalid requirement
     return requirements
 
 

@@ -1,4 +1,4 @@
-"""Exact versions of an environment as a requirements file, which any installer can read."""
+"""Lock file of an environment: the exact versions of its packages, in the format of a requirements file."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ def lock_text(
 ) -> str:
     """Return the content of a lock file.
 
-    `local` is not listed, because it is installed from its source on this machine.
-
-    Hashes are written for all packages or none, because an installer that checks one hash checks all.
+    `head` becomes the first comment. `local` is a package that no index provides; only a comment
+    names it. The file has hashes for all packages or for none, because pip requires all hashes if a file has
+    one.
     """
     locked = [pin for pin in pins if _name_of(pin) != local]
     are_all_hashed = all(hashes.get(str(_name_of(pin))) for pin in locked)

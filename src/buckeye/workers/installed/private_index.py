@@ -24,8 +24,8 @@ _SECONDS = 120.0
 def hub_key() -> str | None:
     """Return the key of Prime's hub, or None.
 
-    It is PRIME_API_KEY from the environment, `.env` or `buckeye auth set`, else the key that `prime login`
-    has stored.
+    The key is PRIME_API_KEY of the process, of `.env` or of `buckeye auth set`, else the key that `prime
+    login` has stored.
     """
     if configured := key(KEY_VARIABLE):
         return configured
@@ -40,7 +40,8 @@ def hub_key() -> str | None:
 def fetch_private(source: InstallSource, key: str, folder: Path) -> Path:
     """Download a wheel or source archive of the environment into `folder`.
 
-    Raises BuckeyeError if the hub refuses, has no such environment, or sends an invalid response.
+    Raises BuckeyeError if the hub refuses the key, does not have the environment, or sends an invalid
+    response.
     """
     base = os.environ.get(_BASE_VARIABLE, _BASE).rstrip("/").removesuffix("/api/v1")
     version = source.specifier.removeprefix("==") or "latest"
@@ -67,7 +68,7 @@ def _get(client: httpx.Client, url: str, key: str | None, source: InstallSource)
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     try:
         response = client.get(url, headers=headers)
-        if response.has_redirect_location:  # signed URLs on other hosts; they need no key
+        if response.has_redirect_location:  # a signed URL on another host, which needs no key
             response = client.get(urljoin(url, response.headers["location"]))
     except httpx.HTTPError as error:
         raise BuckeyeError(
@@ -77,7 +78,7 @@ def _get(client: httpx.Client, url: str, key: str | None, source: InstallSource)
         raise BuckeyeError(
             f"{host} refused to send {source.env_id}: HTTP {response.status_code}",
             code="BK-KEY-INVALID",
-            hint=f"check the key in {KEY_VARIABLE} (or that of `prime login`) and its rights",
+            hint=f"check the key in {KEY_VARIABLE} (or the key of `prime login`) and its permissions",
         )
     if response.status_code == 404:
         raise BuckeyeError(

@@ -14,21 +14,22 @@ from buckeye.base.keys import home_folder
 from buckeye.errors import BuckeyeError
 
 Generation = Literal["verifiers-v0", "verifiers-v1", "reasoning-gym", "textarena", "buckeye"]
-"""Interface of an installed environment."""
+"""Kind of an installed environment, which `detect_interface` has found."""
 
 ENVIRONMENTS_VARIABLE = "BUCKEYE_ENVIRONMENTS"
 RECORD = "environment.json"
 LOCK = "requirements.lock"
 VENV = "venv"
-_MOST_FILES = 1000
+_MAX_FILES = 1000
 
 
 class InstalledEnvironment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An environment with its own interpreter.
+    """Installed environment with its own interpreter.
 
-    `name` is the distribution's name, `id` is its id in configurations, and `module` has `load_environment`
-    or the taskset. `source` is the request, and `index` the package index if not the default. `requirements`
-    are the exact versions of all installed packages. Times are UTC.
+    `name` is the name of the distribution. `id` is the id to write into configurations. `module` is the
+    module that has `load_environment` or the taskset. `source` is the name or path that the user gave to
+    `buckeye env install`. `index` is the package index, if it is not the default. `requirements` are the
+    exact versions of all installed packages. Times are UTC.
     """
 
     name: str
@@ -61,11 +62,11 @@ class InstalledEnvironment(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
         return self.folder / LOCK
 
     def edited_file(self) -> Path | None:
-        """Return a file of the local project that was edited after it was installed, or None."""
+        """Return a file of the local project that was edited after the installation, or None."""
         project, installed = Path(self.source), self.installed_at.timestamp()
         if not project.is_absolute() or not project.is_dir():
             return None
-        files = itertools.islice(project.rglob("*.py"), _MOST_FILES)
+        files = itertools.islice(project.rglob("*.py"), _MAX_FILES)
         return next((path for path in files if path.stat().st_mtime > installed), None)
 
 
@@ -86,7 +87,7 @@ def to_json(environment: InstalledEnvironment) -> bytes:
 
 
 def read_record(folder: Path) -> InstalledEnvironment | None:
-    """Return the environment in a folder, or None. Raises BuckeyeError for a damaged record."""
+    """Return the record in a folder, or None if it does not exist. Raises BuckeyeError if it is damaged."""
     path = folder / RECORD
     try:
         data = path.read_bytes()

@@ -1,4 +1,4 @@
-"""One rollout in a newly installed environment, with a fixed reply."""
+"""Test of a newly installed environment: one rollout with a fixed reply."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ REPLY = "I do not know."
 _ROLLOUT_SECONDS = 300.0
 _MAX_CHARACTERS = 200
 _EXAMPLES = {"reasoning-gym": "reasoning-gym/chain_sum", "textarena": "textarena/GuessTheNumber-v0"}
-"""Example environments of libraries that have many. They need no arguments and no downloads."""
+"""Example environment of each library with many environments. It needs no arguments and no downloads."""
 
 
 def example_id(installed: InstalledEnvironment) -> str:
-    """Return the id of the environment, or of an example environment of a library."""
+    """Return the id of the environment to test. For a library, it is the id of an example."""
     return _EXAMPLES.get(installed.generation, installed.id)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Smoke:
-    """Task and outcome of the rollout, and the size of its split."""
+    """Result of a smoke rollout. `tasks` is the number of tasks in `split`."""
 
     tasks: int
     split: str
@@ -35,7 +35,7 @@ class Smoke:
     outcome: Outcome
 
     def text(self) -> str:
-        """Return a few lines for people with the prompt and the reward."""
+        """Return a report of a few lines, with the task, the reply and the reward."""
         question = str(self.task.messages[-1].get("content", "")) if self.task.messages else ""
         outcome = self.outcome
         return "\n".join(
@@ -50,10 +50,10 @@ class Smoke:
 
 
 async def smoke_rollout(installed: InstalledEnvironment, variables: Sequence[str]) -> Smoke:
-    """Load an environment in its own interpreter, and run its first task with a reply without content.
+    """Load an environment in its own interpreter, and run its first task with the reply REPLY.
 
-    The worker has the given variables. Raises BuckeyeError if the environment cannot be loaded, has no tasks,
-    or the rollout fails.
+    The worker gets the environment variables `variables`. Raises BuckeyeError if the environment cannot be
+    loaded or has no tasks, or if the rollout fails.
     """
     from buckeye.envs.settings import WorkerSettings
     from buckeye.workers.loading import open_environment

@@ -37,7 +37,8 @@ def all_installed() -> tuple[list[InstalledEnvironment], dict[str, str]]:
 def find_installed(env_id: str) -> InstalledEnvironment | None:
     """Return the installed environment for NAME or OWNER/NAME, with optional @VERSION; None if not installed.
 
-    Raises UsageError if the installed version is unsuitable, and BuckeyeError for a damaged record.
+    Raises UsageError if the installed version differs from VERSION, and BuckeyeError for a damaged record. A
+    newer release of the same x.y series counts as VERSION.
     """
     try:
         wanted = EnvironmentId.parse(env_id)
@@ -58,7 +59,7 @@ def find_installed(env_id: str) -> InstalledEnvironment | None:
 
 
 def get_installed(env_id: str) -> InstalledEnvironment:
-    """Return the installed environment. Raises EnvironmentNotFoundError with the installed names."""
+    """Return the installed environment. Raises EnvironmentNotFoundError, which lists the installed names."""
     environment = find_installed(env_id)
     if environment is None:
         valid, damaged = all_installed()
@@ -71,9 +72,9 @@ def get_installed(env_id: str) -> InstalledEnvironment:
 
 
 def suggest_id(env_id: str, known: Iterable[str]) -> str | None:
-    """Return a hint with the known ids whose names are close to that of `env_id`; None without any.
+    """Return a hint that suggests known ids with a name similar to that of `env_id`, or None.
 
-    An equal name is of another owner, so the id has no typo.
+    If a known id has the exact name, only its owner differs. Then `env_id` has no typo, and gets no hint.
     """
     ids = {str(canonicalize_name(known_id.rpartition("/")[2])): known_id for known_id in known}
     name = str(canonicalize_name(env_id.partition("@")[0].rpartition("/")[2]))
@@ -94,7 +95,7 @@ def refuse_if_used(folder: Path) -> None:
         raise BuckeyeError(
             f"{folder.name} is in use by process {', '.join(map(str, users))}",
             code="BK-ENV-INSTALL",
-            hint="wait until it ends, or stop its run (`rl list` shows it), and retry",
+            hint="wait until the process ends, or stop its run (`rl list` shows runs), then retry",
         )
 
 

@@ -1,6 +1,6 @@
 """Virtual environments, and installation into them with `uv` if available, else with `pip`.
 
-Both always get the interpreter explicitly, so no environment needs to be active.
+Every command names the interpreter, so the virtual environment does not need to be active.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _LATEST_PATCH = 99
 class Installer:
     """Installer for the virtual environment `venv`, with `uv` if given, else with pip.
 
-    `hashes` has the SHA-256 of installed files by canonical name, if the installer reports them.
+    `hashes` has the SHA-256 of the installed archives by canonical name, if the installer reports them.
     """
 
     venv: Path
@@ -63,7 +63,8 @@ class Installer:
     def create(self, python: str | None) -> None:
         """Create the virtual environment with `python`: a path, a command or a version. None: this Python.
 
-        Raises UsageError if the interpreter does not exist.
+        Raises BuckeyeError if the installer fails. Raises UsageError if pip is used and the interpreter is
+        missing.
         """
         if self.uv:
             command = [self.uv, "venv", "--quiet", "--no-project", "--python", python or _base_python()]
@@ -105,7 +106,7 @@ class Installer:
     def find_hashes(self, pins: Sequence[str], *, index: str | None, folder: Path) -> None:
         """Get the hashes of `pins` (NAME==VERSION) from `uv`; with `pip`, `install` has recorded them.
 
-        A failure leaves the hashes unset.
+        If `uv` fails, `hashes` stays unchanged.
         """
         if not self.uv:
             return
@@ -222,7 +223,7 @@ def _run(command: Sequence[str], seconds: float = INSTALL_SECONDS) -> None:
 
 
 def _run_guarded(command: Sequence[str], seconds: float) -> subprocess.CompletedProcess[str]:
-    """Run an installer, and kill its children when it or this process ends: no leftover may keep writing.
+    """Run an installer. When it or this process ends, kill its children, so that none keeps writing files.
 
     Raises TimeoutExpired and OSError.
     """
@@ -240,7 +241,7 @@ def _run_guarded(command: Sequence[str], seconds: float) -> subprocess.Completed
 
 
 def _hashes_of_report(report: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Return the hashes of a `pip install --report` file. Packages from folders or repositories have none."""
+    """Return the hashes of a `pip install --report` file. Folders and repositories have none."""
     found: dict[str, list[str]] = {}
     for item in report.get("install", ()):
         digest = item.get("download_info", {}).get("archive_info", {}).get("hashes", {}).get("sha256")

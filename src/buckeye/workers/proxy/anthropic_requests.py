@@ -25,7 +25,7 @@ class ThinkingBlock(msgspec.Struct, kw_only=True, tag="thinking"):
 
 
 class RedactedBlock(msgspec.Struct, kw_only=True, tag="redacted_thinking"):
-    """Encrypted reasoning, which only Anthropic can read. It is dropped."""
+    """Encrypted reasoning, which only Anthropic can read. The proxy drops it."""
 
 
 class UseBlock(msgspec.Struct, kw_only=True, tag="tool_use"):
@@ -63,7 +63,7 @@ class AnthropicTool(msgspec.Struct, kw_only=True):
 
 
 class Choice(msgspec.Struct, kw_only=True):
-    """Rule for tool calls: optional, required, or a certain tool."""
+    """Value of `tool_choice`: tool calls are optional, required, forbidden, or required of one tool."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
@@ -148,6 +148,6 @@ def _join_text(content: str | Sequence[TextBlock] | None) -> str:
 
 
 def _tool_call(block: UseBlock) -> dict[str, Any]:
-    # spacing of the chat renderer, because a template without tools repeats the call as text
+    # same spacing as the chat renderer, which writes calls as text if a chat template does not support tools
     arguments = json.dumps(block.input, ensure_ascii=False)
     return {"id": block.id, "type": "function", "function": {"name": block.name, "arguments": arguments}}

@@ -22,7 +22,7 @@ from buckeye.workers.proxy.rollout import ROLLOUT_ENDED, ProxyRollout
 log = logging.getLogger(__name__)
 
 MAX_BODY_BYTES = 32 * 2**20
-_MAX_CLOSED = 100_000  # ids of closed rollouts; late calls get status 410
+_MAX_CLOSED = 100_000  # number of closed rollouts whose late calls get status 410
 _CLIENT_CLOSED = 499
 
 Receive = Callable[[], Any]
@@ -40,7 +40,7 @@ _ROUTES: Mapping[str, tuple[Dialect, Callable[[ProxyRollout, Any], Exchange]]] =
 
 
 class WireApp:
-    """Serves the open rollouts."""
+    """ASGI application that answers the requests of all open rollouts."""
 
     def __init__(self) -> None:
         self._open: dict[str, ProxyRollout] = {}
@@ -73,7 +73,7 @@ class WireApp:
         except Exception as error:
             log.error("%s %s failed", scope["method"], scope["path"], exc_info=error)
             status, kind = 500, b"application/json"
-            defect = WireError(500, f"The proxy failed: {type(error).__name__}. See the log.")
+            defect = WireError(500, f"The proxy failed: {type(error).__name__}. See Buckeye's log.")
             content = msgspec.json.encode(defect.content(dialect))
         await _send(send, status, content, kind)
 
@@ -128,9 +128,9 @@ class WireApp:
 
 
 def _pop_trained(fields: Any) -> tuple[Any, bool]:
-    """Return a request without the field `trained`, and its value. Raises `WireError`.
+    """Return a request without the field `trained`, and the value of this field (default: True).
 
-    All routes accept this field.
+    All routes accept the field. Raises `WireError` if its value is not a boolean.
     """
     if not isinstance(fields, dict) or "trained" not in fields:
         return fields, True

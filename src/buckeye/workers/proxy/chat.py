@@ -134,7 +134,7 @@ class _ResponseFormat:
         return chat_logprobs((text, value, ()) for text, value in logprobs)
 
     def _token_logprobs(self, reply: Reply) -> Iterable[tuple[str, float]] | None:
-        """Return text and log-prob of each token, if the policy reports them."""
+        """Return text and log-prob of each token; None if the policy does not report them."""
         if reply.tokens is None:
             return reply.text_logprobs
         texts = map(self._rollout.token_text, reply.tokens.token_ids)

@@ -92,7 +92,7 @@ def read_generate(rollout: ProxyRollout, fields: Any) -> Exchange:
 
 def _single_prompt(prompt: str | list[Any]) -> str | list[int]:
     if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
-        prompt = prompt[0]  # a list of one
+        prompt = prompt[0]  # a list with one prompt
     if isinstance(prompt, str):
         return prompt
     if not prompt or not all(isinstance(token, int) and token >= 0 for token in prompt):
@@ -124,7 +124,7 @@ def _generate_choice(sampling: GenerateSampling, index: int, reply: Reply) -> di
     tokens = reply.tokens
     ids, values = ([], []) if tokens is None else (tokens.token_ids, tokens.logprobs)
     content = [
-        # `token` as in vLLM, `token_id` as in Buckeye's server
+        # clients of vLLM read `token`, clients of Buckeye's server read `token_id`
         {
             "token": f"token_id:{token}",
             "token_id": token,

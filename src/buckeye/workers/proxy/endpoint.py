@@ -7,19 +7,19 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 StopReason = Literal["max_turns", "max_tokens", "timeout", "context"]
-"""Limit that a rollout has reached. `context`: its conversation fills the model's context."""
+"""Limit that a rollout has reached. `context`: the conversation fills the model's context."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """Limits of one rollout. None: no limit by the proxy."""
+    """Limits that the proxy enforces for one rollout. None: no limit."""
 
     max_turns: int | None = None
     """Maximum number of replies."""
     max_tokens: int | None = None
     """Maximum number of sampled tokens over all replies."""
     seconds: float | None = None
-    """Seconds from the opening of the endpoint."""
+    """Maximum number of seconds after the endpoint was opened."""
 
 
 @dataclass(slots=True)
@@ -42,7 +42,7 @@ class Usage:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Endpoint:
-    """Address of one rollout, and its key."""
+    """Address and key that a client needs to call the policy for one rollout."""
 
     root_url: str
     """`http://127.0.0.1:PORT/rollouts/ID`: the base URL for Anthropic clients."""

@@ -18,7 +18,7 @@ _ANTHROPIC_TYPES = {
 
 
 class WireError(Exception):
-    """A request without a reply: its HTTP status, its message, and OpenAI's error code, if any."""
+    """Refused or failed request. It has an HTTP status, a message, and optionally OpenAI's error code."""
 
     def __init__(self, status: int, message: str, *, code: str | None = None) -> None:
         super().__init__(message)
@@ -26,7 +26,7 @@ class WireError(Exception):
         self.code = code
 
     def content(self, dialect: Dialect) -> dict[str, Any]:
-        """Return the body of the answer."""
+        """Return the body of the error response."""
         if dialect == "anthropic":
             kind = _ANTHROPIC_TYPES.get(self.status, "invalid_request_error")
             return {"type": "error", "error": {"type": kind, "message": str(self)}}

@@ -16,7 +16,7 @@ from buckeye.workers.proxy.rollout import PolicyCall
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Exchange:
-    """One request.
+    """Request to the proxy.
 
     `to_json` formats the replies as a complete response, `to_events` as server-sent events. `is_streaming` is
     True if the client requested a stream.
@@ -31,7 +31,7 @@ class Exchange:
 def chat_call(fields: dict[str, Any], dropped: list[str]) -> tuple[ChatRequest, PolicyCall]:
     """Return a request in OpenAI's chat format, and its call of the policy. Raises `UsageError`.
 
-    `dropped` names the settings that are ignored.
+    `dropped` names the ignored settings. This function appends ignored fields of messages.
     """
     body = convert_request(
         {**fields, "messages": strip_messages(fields.get("messages"), dropped)}, ChatRequest
@@ -60,7 +60,7 @@ def chat_tool(name: str, description: str | None, parameters: Mapping[str, Any])
 
 
 def named_tool_choice(name: str | None) -> dict[str, Any]:
-    """Return the choice of one tool in OpenAI's chat format."""
+    """Return the `tool_choice` that requires one tool, in OpenAI's chat format."""
     return {"type": "function", "function": {"name": name}}
 
 

@@ -34,9 +34,9 @@ class ReplyParts:
 def split_reply(reply: Reply, *, first_call_only: bool = False, objects_only: bool = False) -> ReplyParts:
     """Return the parts of a reply.
 
-    Arguments are returned as written, even if they are not JSON: the agent handles them. `objects_only` is
-    for an API that supports only JSON objects. If a call has other arguments or no name, all calls of the
-    reply are returned as text, because agents would fail on them.
+    The arguments of calls stay unchanged, even if they are not JSON. `objects_only` is for an API whose
+    arguments must be JSON objects. If a call has other arguments or no name, all calls of the reply become
+    text of the content, because agents fail on invalid calls.
     """
     message = reply.message
     reasoning, content = message.get("reasoning_content") or "", message.get("content") or ""
@@ -52,7 +52,10 @@ def split_reply(reply: Reply, *, first_call_only: bool = False, objects_only: bo
 
 
 def encode_events(parts: Iterable[tuple[str, dict[str, Any]]]) -> list[bytes]:
-    """Return named server-sent events; each also has its name as `type`."""
+    """Return server-sent events from pairs of name and data.
+
+    The data of an event repeats its name as `type`.
+    """
     return [
         f"event: {name}\ndata: ".encode() + msgspec.json.encode({"type": name, **data}) + b"\n\n"
         for name, data in parts
@@ -73,7 +76,7 @@ def _is_object(text: str) -> bool:
 
 
 def _as_text(call: ReplyCall) -> str:
-    # same text as the chat renderer writes, so that the conversation continues token for token
+    # same text as the chat renderer writes, so that the next prompt begins with the token ids of this reply
     name = msgspec.json.encode(call.name).decode()
     body = f'{{"name": {name}, "arguments": {call.arguments}}}' if call.name else call.arguments
     return f"<tool_call>\n{body}\n</tool_call>"

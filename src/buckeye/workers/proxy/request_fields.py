@@ -1,7 +1,7 @@
 """Request settings that a policy in training ignores, because the run decides how to sample.
 
-Such settings are dropped, counted, and logged once for every environment. Settings that change the meaning of
-the reply, such as a required format, are refused instead.
+The proxy drops and counts these settings, and logs each of them once per environment. It refuses settings
+that change the meaning of the reply, such as a required format.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _ACCEPTED_VALUES: Mapping[str, tuple[Any, ...]] = {
     "output_mode": ("tokens",),
     "text": ({"format": {"type": "text"}}, {}),
 }
-"""Fields that a policy cannot support; accepted only with these values or null."""
+"""Fields that a policy does not support. The proxy accepts them only with these values or null."""
 
 _INERT_FIELDS = IGNORED_FIELDS | {
     "betas",
@@ -38,14 +38,14 @@ _INERT_FIELDS = IGNORED_FIELDS | {
 
 
 FIELDS_WITHOUT_EFFECT = frozenset({"model", "ignore_eos", "request_id", "return_weight_versions"})
-"""Fields of engine requests that have no effect on a policy."""
+"""Fields of the inference server's requests that have no effect on a policy."""
 
 
 def split_fields(fields: Any, known: frozenset[str], *, model: str = "") -> tuple[dict[str, Any], list[str]]:
     """Return the known fields of a request, and the names of the ignored settings.
 
-    A `model` that is not the served one counts as ignored. Raises `WireError` for a body that is not an
-    object, and for a field that cannot be ignored.
+    A `model` field that differs from the argument `model` counts as ignored. Raises `WireError` for a body
+    that is not an object, and for a field that cannot be ignored.
     """
     if not isinstance(fields, dict):
         raise WireError(400, "The body must be a JSON object.")
@@ -65,9 +65,9 @@ def split_fields(fields: Any, known: frozenset[str], *, model: str = "") -> tupl
 
 
 def strip_messages(messages: Any, dropped: list[str]) -> Any:
-    """Return messages with only the fields of OpenAI's API. Some clients add others.
+    """Return messages without the fields that some clients add to those of OpenAI's API.
 
-    The names of other fields that are not empty are appended to `dropped`.
+    Append the names of removed fields to `dropped`, except empty fields.
     """
     if not isinstance(messages, list):
         return messages
@@ -83,5 +83,5 @@ def strip_messages(messages: Any, dropped: list[str]) -> Any:
 
 
 def field_names(kind: type[msgspec.Struct], *, exclude: Sequence[str] = ()) -> frozenset[str]:
-    """Return the field names of a request, except those in `exclude`."""
+    """Return the field names of a class of requests, except those in `exclude`."""
     return frozenset(kind.__struct_fields__) - set(exclude)

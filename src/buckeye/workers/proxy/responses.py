@@ -1,4 +1,4 @@
-"""OpenAI's responses route: a reply as items, and a conversation that the server stores."""
+"""OpenAI's responses route: a response is a list of items, and the server stores the conversation."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from msgspec import Meta
 
 
 class Text(msgspec.Struct, kw_only=True):
-    """One part of a content. Images, audio and files are refused."""
+    """Text part of a message or an output. Images, audio and files are refused."""
 
     type: Literal["input_text", "output_text", "text", "reasoning_text", "summary_text", "refusal"]
     text: str = ""
@@ -93,7 +93,7 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
 
 
 def with_types(value: Any) -> Any:
-    """Return an `input` in which every message has its `type`, which OpenAI's API allows to omit."""
+    """Return an `input` where every message has its `type`. OpenAI's API allows clients to omit it."""
     if not isinstance(value, list):
         return value
     return [
@@ -127,7 +127,7 @@ def _add_to_assistant(messages: list[dict[str, Any]], item: MessageItem | CallIt
     elif isinstance(item, MessageItem):
         continues = last is not None and not previous.get("content") and "tool_calls" not in previous
     else:
-        continues = False  # reasoning comes first
+        continues = False  # reasoning begins a new message
     if last is None or not continues:
         last = {"role": "assistant", "content": ""}
         messages.append(last)

@@ -1,4 +1,4 @@
-"""One rollout in the proxy: it enforces the limits and calls the policy."""
+"""State of one rollout in the proxy: it enforces the rollout's limits, and calls the policy."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class PolicyCall:
 
 
 class ProxyRollout:
-    """One rollout in the proxy. `on_ignored_setting(setting)` is called for every ignored setting."""
+    """One rollout in the proxy. It calls `on_ignored_setting(name)` for every setting that it ignores."""
 
     def __init__(
         self,
@@ -80,9 +80,9 @@ class ProxyRollout:
     def start(self, call: PolicyCall) -> asyncio.Task[list[Reply]]:
         """Start a call of the policy, and return its task.
 
-        A call that reaches a limit gets empty replies with finish reason "length". The task of a later call,
-        or of a call that the policy cannot answer, raises `WireError`. This function raises `WireError` if
-        the rollout is closed.
+        A call that reaches a limit gets empty replies with finish reason "length". The task raises
+        `WireError` if an earlier call has reached a limit, or if the policy cannot answer. This function
+        itself raises `WireError` if the rollout is closed.
         """
         if self._closed:
             raise WireError(410, ROLLOUT_ENDED)
@@ -93,7 +93,7 @@ class ProxyRollout:
         return task
 
     async def close(self) -> None:
-        """End every open call. After this, the policy is not called anymore."""
+        """Cancel every open call, and refuse all later calls."""
         self._closed = True
         open_calls = set(self._open)
         for task in open_calls:
@@ -102,7 +102,7 @@ class ProxyRollout:
             _, remaining = await asyncio.wait(open_calls, timeout=_CLOSE_SECONDS)
             if remaining:
                 log.warning(
-                    "%d policy calls still open %g s after their rollout",
+                    "%d policy calls are still open %g s after their rollout ended",
                     len(remaining),
                     _CLOSE_SECONDS,
                 )
@@ -227,7 +227,7 @@ class ProxyRollout:
 
 
 def _cut_at_stop(reply: Reply, stops: tuple[str, ...]) -> Reply:
-    """Return the reply up to the first stop text, for a policy without stop support."""
+    """Return the reply, cut at the first stop text, for a policy that does not support stop texts."""
     matches = [(position, stop) for stop in stops if (position := reply.text.find(stop)) >= 0]
     if not matches or reply.message.get("tool_calls"):
         return reply

@@ -32,8 +32,8 @@ async def serve(
 ) -> AsyncIterator[Endpoint]:
     """Serve `policy` to one rollout, under a private address and key, until the block ends.
 
-    `environment` names the environment in warnings about ignored settings. Calls that are open at the end are
-    cancelled, and nothing is recorded after the block. Raises UsageError if no HTTP server is installed.
+    `environment` is the name that warnings about ignored settings use. The end of the block cancels open
+    calls. `endpoint.usage` does not change after the block. Raises UsageError if uvicorn is not installed.
     """
     server = await _server(host)
     usage = Usage()
@@ -65,7 +65,7 @@ class _Server:
         self.url = ""
 
     async def started(self) -> None:
-        """Wait until it accepts requests. Raises the error that prevents that."""
+        """Wait until the server accepts requests. Raises the exception of a failed start."""
         waiting = asyncio.create_task(self._started.wait())
         await asyncio.wait({waiting, self._serving}, return_when=asyncio.FIRST_COMPLETED)
         if self._serving.done():
@@ -89,8 +89,8 @@ class _Server:
 
         listener = listen(self._host, 0, change="Close other programs.")
         try:
-            # This is uvicorn's `serve` without its signal handlers, because Buckeye has its own, and without
-            # its ten timer ticks per second for an unused header.
+            # These are the steps of uvicorn's `serve`, except two. Buckeye has its own signal handlers, and
+            # does not need the timer that updates a header ten times per second.
             server.config.load()
             server.lifespan = server.config.lifespan_class(server.config)
             await server.startup(sockets=[listener])
@@ -108,7 +108,7 @@ class _Server:
 
 
 _SERVERS: dict[tuple[asyncio.AbstractEventLoop, str], _Server] = {}
-"""Servers of the running event loops by host. Each removes itself when its loop ends."""
+"""Servers by event loop and host. A server removes itself when its event loop ends."""
 
 
 async def _server(host: str) -> _Server:

@@ -1,9 +1,9 @@
-"""Messages between Buckeye and a worker: JSON objects, each after its length as four bytes, big-endian.
+"""Messages between Buckeye and a worker: JSON objects, each preceded by its length (4 bytes, big-endian).
 
 Buckeye sends `hello`, `load`, `tasks`, `rollout`, `score_group`, `isolation`, `release`, `cancel`, `ping` and
-`close`. A worker replies to `hello` with `hello` and to `ping` with `pong`. It replies to requests,
-identified by their `id`, with one `result` or `error`. Any number of `page` messages precede the `result` of
-`tasks`. `cancel`, `release` and `close` have no response.
+`close`. A worker replies to `hello` with `hello` and to `ping` with `pong`. `cancel`, `release` and `close`
+have no response. The worker replies to every other message with one `result` or `error`, which repeats the
+`id` of the request. Before the `result` of `tasks`, it sends any number of `page` messages.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import struct
 from typing import Any
 
 PROTOCOL = 1
-"""Protocol version; both sides must have the same."""
+"""Protocol version. Both sides must have the same version."""
 
 MAX_FRAME = 64 * 1024 * 1024
 """Maximum bytes of one message."""
 
 HEADER = struct.Struct(">I")
-"""Length before a message."""
+"""Format of the length before each message."""
 
 Frame = dict[str, Any]
 
@@ -49,7 +49,7 @@ def encode(frame: Frame) -> bytes:
 
 
 def body_length(header: bytes, max_bytes: int = MAX_FRAME) -> int:
-    """Return the number of bytes after a header. Raises FrameError if it exceeds the limit."""
+    """Return the length that a header announces. Raises FrameError if the length exceeds `max_bytes`."""
     (length,) = HEADER.unpack(header)
     if length > max_bytes:
         raise FrameError(f"the header announces {length} bytes; the limit is {max_bytes}")

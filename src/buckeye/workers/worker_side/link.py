@@ -33,7 +33,7 @@ class Link:
     def send_encoded(self, data: bytes) -> None:
         """Send an encoded message."""
         if os.getpid() != self._owner:
-            os._exit(0)  # a forked copy must not reply; its parent does
+            os._exit(0)  # only the worker replies, not its forks
         try:
             with self._writing:
                 self._connection.sendall(data)

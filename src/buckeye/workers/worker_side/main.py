@@ -45,7 +45,7 @@ def load_package(shared: str) -> ModuleType:
 
 
 class WorkerSide:
-    """One environment, and the requests for it."""
+    """Worker's side of the connection: it processes the requests for one environment."""
 
     def __init__(
         self,
@@ -126,7 +126,7 @@ class WorkerSide:
             self._link.send_encoded(self._cancelled_response(number, asyncio.CancelledError()))
 
     async def _respond(self, frame: dict[str, Any]) -> None:
-        """Process a request and send its result or error, for any exception of the environment."""
+        """Process a request, and send its result. Send an error for any exception of the environment."""
         boundary = {"load": "load", "tasks": "load", "score_group": "score"}.get(frame["type"], "step")
         try:
             value = await self._process(frame)
@@ -248,13 +248,13 @@ def _message_of(error: BaseException) -> str:
 def _is_user_error(error: BaseException) -> bool:
     """Return True if an error's message is complete without a traceback.
 
-    These are an adapter's errors, and those that Buckeye raises on purpose.
+    These are AdapterError and BuckeyeError, which Buckeye raises for the user.
     """
     return not {"AdapterError", "BuckeyeError"}.isdisjoint(cls.__name__ for cls in type(error).__mro__)
 
 
 def _print_traceback(raised: BaseException) -> None:
-    """Print the environment's frames to the log, even if it has replaced standard error."""
+    """Print the traceback of the environment's code to the original stderr, even if `sys.stderr` differs."""
     error = raised.__cause__ if _is_user_error(raised) else raised
     if error is None:
         return
@@ -266,9 +266,9 @@ def _print_traceback(raised: BaseException) -> None:
 
 
 def _end_with_parent(parent: int) -> None:
-    """Ask the kernel to end this process with its parent, where supported.
+    """Make Linux kill this process when its parent ends. On other systems, the closed connection ends it.
 
-    Elsewhere the closed connection ends it. Copied here, because the interpreter may lack Buckeye.
+    Buckeye has a function for this, but this interpreter may lack Buckeye.
     """
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):

@@ -1,13 +1,15 @@
-"""Any program or function that uses an OpenAI or Anthropic endpoint, as an environment.
+"""Adapter for any program or function that calls a model through OpenAI's or Anthropic's API.
 
 Arguments: `command` (a list) or `callable` ("module:function"), `tasks` and optionally `eval_tasks` (JSON
 Lines: `id`, `prompt` or `messages`, other fields), `reward` ("module:function"), `env`, `cwd`, `timeout`.
 
 A program finds the endpoint in OPENAI_BASE_URL, OPENAI_API_KEY, ANTHROPIC_BASE_URL and ANTHROPIC_API_KEY, the
 model's name in BUCKEYE_MODEL and its task in the file BUCKEYE_TASK. It must exit with status 0. Its reward is
-the result of `reward(task, result)`. Without that function, it is the `reward` of the JSON object that the
-program writes to the file BUCKEYE_RESULT or prints as its last line. A function is called with `(task,
-endpoint)`. It returns a reward, an object with the key `reward`, or the `result` that `reward` scores.
+the result of the function `reward(task, result)`. Without this function, its reward is the `reward` of the
+JSON object that the program writes to the file BUCKEYE_RESULT or prints as its last line.
+
+Buckeye calls `callable` with `(task, endpoint)`. The function returns a reward, an object with the key
+`reward`, or the `result` that the function `reward` scores.
 """
 
 from __future__ import annotations
@@ -108,7 +110,7 @@ class Agent(Adapter):
     async def _call(self, function: Callable[..., Any], *given: Any) -> Any:
         """Call a function, in a thread unless it is asynchronous.
 
-        A thread cannot be killed: a cancelled call lasts until its thread ends.
+        A thread cannot be killed, so a cancelled call waits until the function returns.
         """
         if inspect.iscoroutinefunction(function):
             return await function(*given)
@@ -148,7 +150,7 @@ class Agent(Adapter):
 
 
 def endpoint_variables(endpoint: Json) -> dict[str, str]:
-    """Return the environment variables with the endpoint of the model, for any client."""
+    """Return the environment variables that OpenAI's and Anthropic's clients read, and BUCKEYE_MODEL."""
     return {
         "OPENAI_BASE_URL": endpoint["base_url"],
         "OPENAI_API_KEY": endpoint["api_key"],
@@ -162,7 +164,7 @@ def to_outcome(result: Any, function: Callable[..., Any] | None = None) -> Json:
     """Return the outcome for the result of an agent or a reward function.
 
     The result is a number, or an object with `reward` and optionally `components` and `stop_reason`.
-    `function` is the function that returned it; None for a program.
+    `function` is the function that returned the result; None for a program.
     """
     given = result if isinstance(result, dict) else {"reward": result}
     reward, components = given.get("reward"), given.get("components", {})
@@ -184,7 +186,7 @@ def to_outcome(result: Any, function: Callable[..., Any] | None = None) -> Json:
 def import_function(argument: str, reference: str, *, folder: str | None) -> Callable[..., Any]:
     """Return the function `module:function` or `file.py:function`. Raises AdapterError.
 
-    Modules in `folder` can be imported too.
+    `folder` (None: the current folder) becomes the first entry of `sys.path`.
     """
     module_name, colon, name = reference.rpartition(":") if isinstance(reference, str) else ("", "", "")
     if not colon or not module_name or not name:
@@ -215,10 +217,10 @@ def _file_module(path: Path) -> Any:
 
 
 def _read_result(path: Path, program: ProgramResult, has_reward_function: bool) -> Any:
-    """Return the program's result: the object in its result file, or in its last line.
+    """Return the program's result: the JSON object in its result file, or else in its last line of output.
 
-    With a reward function, the result also has the output, and needs no reward. Without a reward function,
-    raises ValueError if the reward is missing.
+    With a reward function, return this object as `result`, and the whole output as `stdout`. Without a reward
+    function, raise ValueError if the object has no `reward`.
     """
     lines = program.stdout.strip().splitlines()
     text = path.read_text("utf-8") if path.exists() else (lines[-1] if lines else "")

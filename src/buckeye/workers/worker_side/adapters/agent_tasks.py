@@ -1,4 +1,4 @@
-"""Reader of an agent's tasks in JSON Lines."""
+"""Reader for the tasks of the environment `agent`, which are files in JSON Lines."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from .base import AdapterError, Json
 def read_tasks(path: Path) -> list[Json]:
     """Return the tasks of a file with one object per line. Empty lines are skipped.
 
-    Fields other than `id`, `prompt`, `messages` and `data` are added to the data. Raises AdapterError with
-    the line number.
+    All fields except `id`, `prompt` and `messages` become part of the task's data. Raises AdapterError with
+    the line number of an invalid task.
     """
     tasks: dict[str, Json] = {}
     for number, line in enumerate(path.read_text("utf-8").split("\n"), start=1):
@@ -32,7 +32,7 @@ def read_tasks(path: Path) -> list[Json]:
 
 
 def _task(row: Any, number: int) -> Json:
-    """Return the task of a row. Raises ValueError."""
+    """Return a parsed line as a task. Raises ValueError if it is not a task."""
     if not isinstance(row, dict):
         raise ValueError("a task must be a JSON object")
     if ("prompt" in row) == ("messages" in row):

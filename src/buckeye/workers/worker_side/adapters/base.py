@@ -14,8 +14,9 @@ Json = dict[str, Any]
 """A JSON object."""
 
 Boundary = Literal["load", "reset", "step", "model", "score", "agent", "task", "config"]
-"""Boundary of a failure: loading, setup, a step, the model, scoring, the agent's program, the task, or the
-configuration of the environment."""
+"""Part that failed: loading, setup, a step, the model, scoring, the agent's program, the task, or the
+configuration of the environment.
+"""
 
 
 class AdapterError(Exception):
@@ -33,13 +34,16 @@ class Adapter(Protocol):
         ...
 
     def tasks(self, split: str) -> Iterable[Json]:
-        """Return the tasks of a split in a fixed order: `id`, `messages`, `data`. Raises KeyError."""
+        """Return the tasks (`id`, `messages`, `data`) in a fixed order.
+
+        Raises KeyError for an unknown split.
+        """
         ...
 
     async def rollout(self, task: Json, endpoint: Json, context: Json) -> Json:
-        """Run a task's rollout on a model endpoint. Returns an outcome of `scored` or `failed`.
+        """Run a task's rollout on a model endpoint, and return an outcome made by `scored` or `failed`.
 
-        With `keep_for_group` in the context, an outcome may have a `handle` for `score_group` in place of a
+        If the context has `keep_for_group`, the outcome may have a `handle` for `score_group` instead of a
         reward.
         """
         ...
@@ -61,7 +65,7 @@ def scored(reward: float, *, components: Mapping[str, float], stop_reason: str) 
 def failed(boundary: Boundary, kind: str, message: str, trace: Sequence[str] = ()) -> Json:
     """Return the outcome of a failed rollout, without a reward.
 
-    `kind` is the name of the error, and `trace` has the frames that it passed through.
+    `kind` is the class name of the error, and `trace` has its stack frames.
     """
     error = {"boundary": boundary, "type": kind, "message": message, "trace": list(trace)}
     return {"reward": None, "stop_reason": "error", "error": error}
@@ -92,8 +96,9 @@ def check_arguments(env_id: str, args: Mapping[str, Any], names: Iterable[str]) 
 def trained_seat(env_id: str, seats: Sequence[str], args: Mapping[str, Any], opponents: Sequence[str]) -> int:
     """Return the index of the trained player.
 
-    `seat` in `args` gives it by number or name, and `opponent` selects the policy of the others. Raises
-    AdapterError if one of them is missing or invalid, or set for a single-player game.
+    The argument `seat` is the number or name of this player. The argument `opponent` selects the policy of
+    the other players. Raises AdapterError if an argument is missing or invalid, or is set for a single-player
+    game.
     """
     seat, opponent = args.get("seat"), args.get("opponent")
     if len(seats) == 1:
@@ -130,7 +135,7 @@ def first_messages(system: str | None, prompt: str | list[Json] | None) -> list[
 
 
 def existing_file(path: Any, argument: str) -> Path:
-    """Return the absolute path of an argument's file. Raises AdapterError."""
+    """Return the absolute path of an argument's file. Raises AdapterError if the file does not exist."""
     if not isinstance(path, str):
         raise AdapterError(f"{argument} must be the path of a file, not {path!r}")
     absolute = Path(os.path.expanduser(path)).resolve()

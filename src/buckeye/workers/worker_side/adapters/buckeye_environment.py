@@ -29,7 +29,7 @@ def has_entry_point(env_id: str) -> bool:
 def is_written_for_buckeye(module: ModuleType) -> bool:
     """Return True if a module without an entry point has a Buckeye environment.
 
-    The module must define `load_environment`. The process must not have imported verifiers.
+    The module must define `load_environment`, and must not have imported `verifiers`.
     """
     has_loader = callable(getattr(module, "load_environment", None))
     return has_loader and "verifiers" not in sys.modules and importlib.util.find_spec("buckeye") is not None
@@ -49,7 +49,7 @@ class BuckeyeEnvironment(Adapter):
 
     @classmethod
     def load(cls, env_id: str, args: Json) -> BuckeyeEnvironment:
-        """Return the adapter of an environment that is loaded in this process."""
+        """Load an environment in this process, and return its adapter."""
         registry = importlib.import_module("buckeye.workers.loading")
         settings = importlib.import_module("buckeye.envs.settings")
         in_process = settings.WorkerSettings(isolation="none")
@@ -114,7 +114,7 @@ class BuckeyeEnvironment(Adapter):
         return {name: getattr(outcome, name) for name in fields}
 
     async def check_isolation(self) -> Json | None:
-        """Run the isolation check of the environment; None if it has no such check.
+        """Run the isolation check of the environment. Returns None if the environment has no check.
 
         Returns the report as `result`. If the check fails, returns the message of the error as
         `refused`, and its `code`.
@@ -140,7 +140,8 @@ class _Policy:
     ) -> Any:
         """Return the model's reply. Raises ModelError.
 
-        Its text is the reasoning followed by the answer, without the markers of the chat template.
+        The text of the reply is the reasoning followed by the answer, without the markers of the chat
+        template.
         """
         plain_messages = [dict(message) for message in messages]
         reply = await chat(self._endpoint, plain_messages, tools=[dict(tool) for tool in tools])

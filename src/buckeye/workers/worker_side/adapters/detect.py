@@ -21,9 +21,10 @@ V1_SET = "'verifiers>=0.4,<0.5'"
 
 
 def load(env_id: str, args: Json, context: Json) -> Adapter:
-    """Load the environment `env_id`, built with `args`. `context["module"]` is its module if known.
+    """Load the environment `env_id`, built with `args`. `context["module"]` names its module, if known.
 
-    Raises AdapterError for an unknown environment, one that this interpreter cannot run, and wrong arguments.
+    Raises AdapterError for an unknown environment, wrong arguments, and an environment that this interpreter
+    cannot run.
     """
     programs = os.path.dirname(sys.executable)  # programs installed with the environment come first
     os.environ["PATH"] = os.pathsep.join([programs, os.environ.get("PATH", os.defpath)])
@@ -56,7 +57,7 @@ def _load(env_id: str, args: Json, context: Json) -> Adapter:
 def import_module(env_id: str, named: str | None = None) -> ModuleType:
     """Import the module of `owner/name@version`, of a project folder, or of a Python file.
 
-    Raises AdapterError and ModuleNotFoundError.
+    Raises ModuleNotFoundError if a module is missing, and AdapterError for any other error of the import.
     """
     path = Path(os.path.expanduser(env_id))
     is_local = path.exists() and (path.suffix == ".py" or env_id.startswith((".", "/", "~")))
@@ -90,9 +91,9 @@ def _local_module(path: Path) -> tuple[str, Path]:
 
 
 def generation(env_id: str, module: ModuleType) -> str:
-    """Return `verifiers-v0` or `verifiers-v1`: a generation that module and interpreter both support.
+    """Return `verifiers-v0` or `verifiers-v1`: the generation that the module supports and that is installed.
 
-    Raises AdapterError.
+    Raises AdapterError if the module supports no generation, or only one that is not installed.
     """
     installed = _verifiers_version()
     runnable = None if installed is None else "verifiers-v1" if installed >= (0, 4) else "verifiers-v0"
@@ -116,18 +117,18 @@ def generation(env_id: str, module: ModuleType) -> str:
 
 
 def _interpreter_hint(env_id: str) -> str:
-    """Return a hint how to get an interpreter with an environment's dependencies."""
+    """Return a hint on how to get an interpreter that has an environment and its dependencies."""
     return (
         f"Run `buckeye env install {env_id}` (--with NAME adds a package, --force replaces an installation), "
-        "or set `python` in its [[env]] table to an interpreter that has it"
+        "or set `python` in its [[env]] table to an interpreter that has the environment"
     )
 
 
 def _supported_generations(env_id: str, module: ModuleType, runnable: str | None) -> list[str]:
     """Return the generations that a module supports.
 
-    If the installed verifiers cannot run v1, only names are checked: accessing the Taskset may import missing
-    modules.
+    If the installed verifiers cannot run v1, only check the names in `__all__`: accessing a Taskset may
+    import missing modules.
     """
     supported = ["verifiers-v0"] if callable(getattr(module, "load_environment", None)) else []
     names = getattr(module, "__all__", None)
@@ -154,7 +155,7 @@ def _version_text(version: tuple[int, int]) -> str:
 
 
 def _import_problem(env_id: str, error: Exception) -> str:
-    """Return the message for a failed import. The usual reason is the other generation of verifiers."""
+    """Return the message for a failed import. Usually, the module needs the other generation of verifiers."""
     message = f"cannot import {env_id}: {type(error).__name__}: {error}"
     installed = _verifiers_version()
     if installed is None or "verifiers" not in str(error):

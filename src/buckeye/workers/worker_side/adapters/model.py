@@ -57,7 +57,7 @@ async def chat(
 async def post(url: str, body: Json, *, key: str) -> Json:
     """POST a JSON object to an `http` URL, and return the JSON object of the response. Raises ModelError.
 
-    Each call uses a new connection. It has no timeout, because the rollout has one.
+    Each call opens a new connection. The call has no timeout, because the rollout has one.
     """
     parts = urlsplit(url)
     payload = json.dumps(body).encode()

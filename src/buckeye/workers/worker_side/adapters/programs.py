@@ -19,14 +19,14 @@ _PR_SET_PDEATHSIG = 1
 
 @dataclass(frozen=True)
 class ProgramResult:
-    """Exit status of a program, None after a timeout, and the end of both outputs."""
+    """Exit status of a program (None after a timeout), and the last part of its stdout and its stderr."""
 
     status: int | None
     stdout: str
     stderr: str
 
     def last_lines(self, count: int = 8) -> str:
-        """Return its last lines for a message, from stderr if it is not empty."""
+        """Return the last lines of stderr, or of stdout if stderr is empty."""
         lines = (self.stderr.strip() or self.stdout.strip()).splitlines()[-count:]
         return "\n".join(lines) or "(no output)"
 
@@ -36,7 +36,8 @@ async def run_program(
 ) -> ProgramResult:
     """Run a program for at most `timeout` seconds. Raises OSError if it cannot be started.
 
-    The program and its children are killed when it ends, at the timeout, and when the caller is cancelled.
+    The process group of the program is killed when the program ends, at the timeout, and when the caller is
+    cancelled.
     """
     process = await asyncio.create_subprocess_exec(
         *command,
@@ -62,7 +63,7 @@ async def run_program(
             os.killpg(process.pid, signal.SIGKILL)
         _, unfinished = await asyncio.wait(outputs, timeout=_OUTPUT_TIMEOUT)
         for output in unfinished:
-            output.cancel()  # a leaked child in another process group holds it open
+            output.cancel()  # a leaked child in another process group holds the pipe open
         await _status_within(process, _END_TIMEOUT)
         process._transport.close()  # type: ignore[attr-defined]
     stdout, stderr = (tail.decode("utf-8", "replace") for tail in tails)
@@ -82,7 +83,7 @@ async def _status_within(process: asyncio.subprocess.Process, seconds: float) ->
 
 
 async def _tail(stream: asyncio.StreamReader, tails: bytearray) -> None:
-    """Keep the end of an output. All of it is read, so that the program never blocks on writing."""
+    """Read a whole output, so that the program never blocks on writing, and keep its end."""
     while chunk := await stream.read(65536):
         tails += chunk
         del tails[:-_TAIL_BYTES]
@@ -92,9 +93,9 @@ _libc = ctypes.CDLL(None) if os.uname().sysname == "Linux" else None
 
 
 def _start_process_group() -> None:
-    """Put the child into its own process group, which Linux kills when this process ends.
+    """Put the child into its own process group. Linux kills the child when this process ends.
 
-    Copied here, because the environment's interpreter may lack Buckeye.
+    Buckeye has a function for this, but this interpreter may lack Buckeye.
     """
     os.setpgrp()
     if _libc is not None:

@@ -1,9 +1,8 @@
-"""Tasks of the library `reasoning-gym`: one question, one reply, and the library's score.
+"""Adapter for the library `reasoning-gym`: one question, one reply, and the library's score.
 
-The prompt is the library's default one for reasoning models. `system_prompt` selects another prompt of the
-library (`default`, `simple`, `direct`, ...), is a text, or is "" for none. The scored answer is the text
-between the last `<answer>` and `</answer>` of the reply. As in the library, a reply without these tags has no
-answer.
+The system prompt is the library's default for reasoning models. The argument `system_prompt` is the name of
+another prompt of the library (`simple`, `direct`, ...), a text, or "" for no prompt. The library scores the
+text between the last `<answer>` and `</answer>` of the reply. A reply without these tags has no answer.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from .model import ModelError, chat
 
 PREFIX = "reasoning-gym/"
 _CANDIDATES_PER_EVAL_TASK = 10
-"""More than one, because some candidates repeat a question of the training tasks."""
+"""Entries to generate for each eval task. More than one, because some repeat a question of a train task."""
 
 OWN_ARGUMENTS = ("size", "eval_size", "seed", "eval_seed", "system_prompt")
 
@@ -43,7 +42,7 @@ class ReasoningGym(Adapter):
         ranges = [range(seeds[split], seeds[split] + sizes[split]) for split in seeds]
         if set(ranges[0]) & set(ranges[1]):  # entry i of a dataset depends on seed + i
             raise AdapterError(
-                f"{env_id}: the seeds of both splits overlap: set `eval_seed` to at least `seed` + `size`"
+                f"{env_id}: the train and eval seeds overlap: set `eval_seed` to at least `seed` + `size`"
             )
         self._eval_size = sizes["eval"]
         dataset_sizes = {"train": sizes["train"], "eval": _CANDIDATES_PER_EVAL_TASK * sizes["eval"]}
@@ -99,12 +98,12 @@ class ReasoningGym(Adapter):
         if not count and self._eval_size:
             raise AdapterError(
                 f"{PREFIX}{self._name} has no eval tasks: all its questions are train tasks. Set `size` "
-                f"below {len(train)}, or change its settings"
+                f"below {len(train)}, or change the settings of the dataset"
             )
 
     def _task(self, split: str, index: int, entry: Json) -> Json:
         data = {"split": split, "index": index}
-        if entry["answer"] is not None:  # otherwise many answers are right
+        if entry["answer"] is not None:  # None if many answers are right
             data["answer"] = str(entry["answer"])
         return {
             "id": f"{split}-{index}",

@@ -1,12 +1,13 @@
-"""Games of the library `textarena`: single-player games, and one seat of multi-player games.
+"""Adapter for games of the library `textarena`: single-player games, and one seat of multi-player games.
 
-The first message is the game's prompt, and every later one is the game's new output, so a conversation only
-grows. A task is a seed. The game itself judges illegal moves and ends the game. The reward is the game's
-reward, clipped to [0, 1]; `game_reward` is unclipped. A game that is not over when the rollout reaches a
-limit is lost.
+A task is a seed. The first message of the game is its prompt, and every later message has the game's new
+output. The library judges illegal moves and ends the game. The reward is the game's reward, clipped to the
+range from 0 to 1. The component `game_reward` is not clipped. If the rollout reaches a limit before the game
+is over, the reward is 0.
 
-In a multi-player game `seat` is trained. `opponent` controls all others: "random" chooses random legal moves,
-"self" asks the same model in separate conversations, which are not recorded.
+In a multi-player game, the argument `seat` selects the trained player. The argument `opponent` selects the
+policy of all other players: "random" makes random legal moves, "self" calls the same model in separate
+conversations, which are not trained on.
 """
 
 from __future__ import annotations

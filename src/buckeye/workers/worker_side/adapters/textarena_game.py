@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 class TextArenaGame:
-    """A game with a seed.
+    """Running game that was started with a seed.
 
     Games use Python's shared random generator, so each call into a game first sets the generator to this
     game's state.
@@ -175,7 +175,10 @@ def _wrappers_and_game(env: Any) -> Iterator[Any]:
 
 
 def _variants(move: str) -> Iterator[str]:
-    """Yield a move, and the same move with other digits if it has one or two, such as a board position."""
+    """Yield a move.
+
+    If it has one or two digits, such as a board position, yield it with all other digits too.
+    """
     yield move
     pieces = re.split(r"(\d)", move)
     if len(pieces) in (3, 5):

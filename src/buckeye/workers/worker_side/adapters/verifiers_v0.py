@@ -1,7 +1,7 @@
-"""Environments of `verifiers`' classic API (v0): `load_environment(**args)`, datasets, rubrics.
+"""Adapter for the classic API of `verifiers` (v0): `load_environment(**args)`, datasets, rubrics.
 
-The environment calls the model through its own client classes, and its own rubric computes the reward.
-Failures that the rubric would hide are reported: a reward function that raises is an error, not a 0, and a
+`verifiers` runs the rollout, and its rubric computes the reward. The adapter reports failures that the rubric
+would hide: if a reward function raises an exception, the rollout is an error instead of a reward of 0. A
 failed rollout is not scored.
 """
 
@@ -94,9 +94,9 @@ class VerifiersV0:
         return (await self._score([state]))[0]
 
     def _client(self, endpoint: Json) -> Any:
-        """Return the environment's client class for an endpoint.
+        """Return a client for an endpoint.
 
-        It never retries, so nothing is sampled twice. All rollouts share its connections.
+        The client never retries, so no reply is sampled twice. The clients of all rollouts share connections.
         """
         client_module = importlib.import_module(".verifiers_v0_client", __package__)
         if self._openai is None:
@@ -134,7 +134,7 @@ class VerifiersV0:
         return [_outcome(state) for state in states]
 
     async def close(self) -> None:
-        """Close the environment, like `verifiers` at the end of its process."""
+        """Run the environment's teardown, which `verifiers` runs when its process ends."""
         await self._env._teardown()
         if self._openai is not None:
             await self._openai.close()
@@ -154,9 +154,9 @@ def _check_arguments(env_id: str, loader: Callable[..., Any], args: Json) -> Non
 
 
 def _build(vf: Any, env_id: str, module: str, loader: Callable[..., Any], args: Json) -> Any:
-    """Build the environment. Raises AdapterError.
+    """Build the environment. Raises AdapterError for any exception of `load_environment`.
 
-    A top-level module is built by `vf.load_environment`, which supports typed configurations.
+    `vf.load_environment` builds a top-level module, because it supports typed configurations.
     """
     try:
         if module.partition(".")[0] == module:
@@ -197,9 +197,10 @@ def _record_failures(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _task(split: str, index: int, row: Json) -> Json:
-    """Return a row as a task. Answer and info are included if they are JSON.
+    """Return a row of the dataset as a task.
 
-    The row itself stays in this process.
+    The task includes `answer`, `info` and `task` of the row if they are JSON. A rollout reads the whole row
+    from the dataset.
     """
     prompt = row.get("prompt") or row.get("question") or ""
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
@@ -236,13 +237,13 @@ def _stop_reason(state: Any) -> str:
     if state.get("is_truncated"):
         return "truncated"
     stop = str(state.get("stop_condition") or "done")
-    # `verifiers` ends a single-turn rollout by a limit of one turn
+    # verifiers ends every single-turn rollout with this condition
     return "done" if stop == "max_turns_reached" and len(state["trajectory"]) == 1 else stop
 
 
 def _outcome(state: Any) -> Json:
     """Return the outcome of a scored state."""
-    if state.get("error") is not None:  # a reward function may set it
+    if state.get("error") is not None:  # a reward function may set `error`
         return raised("score", state["error"])
     if state.get("reward") is None:
         return failed("score", "NoReward", "the rubric returned no reward")

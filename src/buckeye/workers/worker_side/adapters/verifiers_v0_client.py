@@ -1,4 +1,4 @@
-"""Model client of `verifiers` v0 environments. Imported only if v0 is installed."""
+"""Model client for `verifiers` v0. This module is imported only if `verifiers` v0 is installed."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from verifiers.errors import OverlongPromptError
 
 
 class EmptyReplyClient(OpenAIChatCompletionsClient):
-    """Client that accepts empty replies, so that they are graded; the base class raises an error.
+    """Client that accepts empty replies, so that the environment scores them. The base class raises an error.
 
-    An empty reply ends the rollout only if the context is full, as in verifiers.
+    If a reply is empty because the context is full, the client raises OverlongPromptError, which ends the
+    rollout.
     """
 
     async def raise_from_native_response(self, response: Any) -> None:

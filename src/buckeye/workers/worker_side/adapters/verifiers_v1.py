@@ -1,14 +1,18 @@
-"""Tasksets of `verifiers` v1 (0.4): tasks that score themselves, run by a harness.
+"""Adapter for tasksets of `verifiers` v1 (0.4): a harness runs the tasks, which score themselves.
 
-The arguments `harness`, `runtime`, `agent`, `eval`, `limit`, `seat` and `opponent` belong to Buckeye; all
-others are settings of the taskset. `harness` is a name, or a table with `id` and settings. Its default is the
-taskset's own harness, else Buckeye's, which runs in the worker's process. `runtime` is the location for the
-harness's program, by default a process on this machine. `agent` has further settings of the agent. `eval` is
-a table of settings for the eval split (`eval = { split = "test" }`); without it only `train` exists. `limit`
-is the number of tasks; for an endless taskset its default is 1000.
+Buckeye reads the following arguments. All other arguments are settings of the taskset.
 
-If an environment trains several agents, `seat` chooses the trained one, and with `opponent = "self"` the
-others use the same model. Replies of untrained agents, such as a user, are not recorded.
+- `harness`: a name, or a table with `id` and settings. Default: the taskset's own harness, else Buckeye's
+  harness, which runs in the worker's process.
+- `runtime`: where the program of the harness runs. Default: a process on this machine.
+- `agent`: more settings of the agent.
+- `eval`: settings of the taskset for the split `eval`, such as `eval = { split = "test" }`. Without it, the
+  environment has only `train`.
+- `limit`: maximum number of tasks. Default: 1000 for an endless taskset, else all.
+- `seat`: the agent to train, if the environment trains several.
+- `opponent`: "self" uses the same model for the other agents.
+
+Replies of agents that are not trained, such as a simulated user, are not recorded.
 """
 
 from __future__ import annotations
@@ -93,11 +97,11 @@ class VerifiersV1(Adapter):
     def _trained_agents(self, env: Any) -> list[str]:
         """Return the names of the agents that an environment trains.
 
-        Its `setup` marks the other agents as not trainable. If `setup` fails before it does so, all agents
+        The environment's `setup` marks all other agents as not trainable. If `setup` fails before, all agents
         count as trainable.
         """
         agents = {name: SimpleNamespace(trainable=True) for name in self._agents(type(env.config))}
-        with contextlib.suppress(Exception):  # StopIteration if it never awaits
+        with contextlib.suppress(Exception):  # StopIteration if `setup` never awaits
             env.setup(SimpleNamespace(**agents)).send(None)
         return [name for name, agent in agents.items() if agent.trainable] or list(agents)
 
@@ -156,7 +160,7 @@ class VerifiersV1(Adapter):
     async def _client(self, split: str) -> Any:
         """Return the client of a split's environment. The first call starts to serve the environment.
 
-        Raises the error that prevents serving.
+        Raises the exception of a failed start.
         """
         if split not in self._clients:
             ready: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
@@ -165,7 +169,10 @@ class VerifiersV1(Adapter):
         return await asyncio.shield(self._clients[split])
 
     async def _serve(self, split: str, ready: asyncio.Future[Any]) -> None:
-        """Serve a split's environment until close, in one task, as verifiers' contexts require."""
+        """Serve a split's environment until `close`.
+
+        The contexts of verifiers must open and close in one task.
+        """
         env = self._envs[split]
         config = self._vf.EvalClientConfig(base_url=_UNUSED_URL, api_key_var="BUCKEYE_NO_KEY")
         client = self._harness_module.RoutingClient(config)
@@ -197,7 +204,7 @@ def _outcome(episode: Any, seat: str) -> Json:
         return failed(
             "score",
             "SeveralAgents",
-            f"the environment ran {len(traces)} episodes of {seat}; a rollout trains one",
+            f"the environment ran {len(traces)} episodes of {seat}, expected one",
         )
     (trace,) = traces
     components = {**trace.metrics, **{name: reward.score for name, reward in trace.rewards.items()}}

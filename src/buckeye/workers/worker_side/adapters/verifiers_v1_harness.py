@@ -1,6 +1,6 @@
-"""Subclasses for `verifiers` v1: a harness without a process, and a client for many endpoints.
+"""Subclasses for `verifiers` v1: a harness that runs in the worker, and a client for many endpoints.
 
-Imported only if `verifiers` 0.4 is installed.
+This module is imported only if `verifiers` 0.4 is installed.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ async def _result(function: Json, connections: Any, dispatch: Any) -> Any:
 class RoutingClient(EvalClient):
     """Client that sends the calls of each rollout to the rollout's endpoint.
 
-    verifiers keeps a client for every endpoint, and each rollout has a new endpoint.
+    verifiers would keep one client for every endpoint, and every rollout has a new endpoint.
     """
 
     def __init__(self, config: vf.EvalClientConfig) -> None:
