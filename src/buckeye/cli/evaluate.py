@@ -60,7 +60,7 @@ def evaluate(
 ) -> None:
     """Evaluate a model on an environment, or on a dataset with a reward.
 
-    Prints reward and pass@k with intervals; writes rollouts as JSON Lines.
+    Prints reward and pass@k with confidence intervals, and writes the rollouts as JSON Lines.
     """
     from buckeye.dataset.environment import evaluation_split
     from buckeye.evaluation.chat_policy import ChatSampling
@@ -77,7 +77,7 @@ def evaluate(
         temperature=temperature,
         top_p=top_p,
         max_tokens=max_tokens,
-        seed=seed if base_url is None else None,  # some servers reject this field
+        seed=seed if base_url is None else None,  # some servers reject `seed`
     )
     with status_line("loading") as show:
         request = EvalRequest(
