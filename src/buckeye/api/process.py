@@ -1,7 +1,7 @@
-"""The process of a run that Python started: its output, its end, and its stop with the caller.
+"""Process of a run that Python started: print its output, wait for it, and stop it when the caller ends.
 
-`python -m buckeye.api.process OWNER_PID rl ...` runs a command, and stops it as Ctrl-C does when the process
-OWNER_PID ends.
+`python -m buckeye.api.process OWNER_PID rl ...` runs a command. When the process OWNER_PID ends, the command
+stops as after Ctrl-C.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from buckeye.errors import BuckeyeError, RunError, UsageError
 log = logging.getLogger("buckeye.api")
 
 _POLL_SECONDS = 0.5
-_OUTPUT_SECONDS = 10.0  # for the last lines; a stray child of the run may hold its output open
+_OUTPUT_SECONDS = 10.0  # limit for the last lines: a leaked child may hold the pipe open
 _KEPT_LINES = 40
 _STEP = re.compile(r"Step (\d+)/(\d+) \| (.*)")
 _CODE = re.compile(r"more: buckeye explain (\S+)")
@@ -34,7 +34,7 @@ _USAGE = 2
 
 
 class RunProcess:
-    """Process of a run. Its output is printed here, and steps are a progress bar."""
+    """Process of a run. This process prints its output, and shows its steps as a progress bar."""
 
     def __init__(self, argv: Sequence[str], *, folder: Path, variables: Mapping[str, str]) -> None:
         command = [sys.executable, "-m", __name__, str(os.getpid()), *argv]
@@ -47,7 +47,7 @@ class RunProcess:
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
-            start_new_session=True,  # Ctrl-C reaches this process alone, which passes it on once
+            start_new_session=True,  # Ctrl-C reaches only this process, which forwards it
         )
         self._last: deque[str] = deque(maxlen=_KEPT_LINES)
         self._bar: Any = None
@@ -62,8 +62,8 @@ class RunProcess:
     def wait(self) -> None:
         """Wait for the end of the run.
 
-        Ctrl-C stops the run: the trainer finishes its step and writes a checkpoint. A second one stops it at
-        once. Raises UsageError or RunError with the message of a run that failed, and KeyboardInterrupt.
+        Ctrl-C stops the run: the trainer finishes its step and writes a checkpoint. A second Ctrl-C stops the
+        run at once. Raises KeyboardInterrupt after Ctrl-C, and UsageError or RunError if the run failed.
         """
         interrupted = False
         while self.is_running:
@@ -79,7 +79,7 @@ class RunProcess:
             raise self._error()
 
     def _error(self) -> BuckeyeError:
-        """Return the error that the process printed last."""
+        """Return the last error that the process printed."""
         lines = list(self._last)
         starts = [number for number, line in enumerate(lines) if line.startswith("error: ")]
         text = "\n".join(lines[starts[-1] :]) if starts else "\n".join(lines[-5:])
@@ -94,7 +94,7 @@ class RunProcess:
         assert self._process.stdout is not None
         for line in self._process.stdout:
             self._last.append(line.rstrip("\n"))
-            with suppress(OSError, ValueError):  # a closed output must not stop the run, whose pipe fills up
+            with suppress(OSError, ValueError):  # keep reading if stdout is closed, or the pipe fills up
                 self._show(self._last[-1])
         if self._bar is not None:
             self._bar.close()
@@ -121,7 +121,7 @@ def _make_bar(steps: int) -> Any:
 
 
 def _stop_with(owner: int) -> None:
-    """Stop this process as Ctrl-C does, once the process `owner` is no longer its parent."""
+    """Stop this process as Ctrl-C does when its parent, the process `owner`, has ended."""
     while os.getppid() == owner:
         time.sleep(_POLL_SECONDS)
     with suppress(Exception):  # the output of this process may be closed
@@ -133,7 +133,7 @@ def _stop_with(owner: int) -> None:
 
 
 def main() -> None:
-    """Run the command in the arguments."""
+    """Run the command in `sys.argv`, and stop it when the owner ends."""
     from buckeye.cli import main as cli
 
     owner = int(sys.argv.pop(1))
