@@ -1,4 +1,4 @@
-"""Run of an evaluation: all rollouts that are not on disk yet, with bounded concurrency."""
+"""Run an evaluation: run the rollouts that are not on disk yet, and compute the figures."""
 
 from __future__ import annotations
 
@@ -131,8 +131,8 @@ class EvalReport:
 def run_eval(request: EvalRequest) -> EvalReport:
     """Run the missing rollouts and write `figures.json`, next to `settings.json` and `rollouts.jsonl`.
 
-    Raise `UsageError` if the directory holds another evaluation, or this one without `resume`. Raise
-    `RunError` if no rollout could be scored.
+    Raise `UsageError` if the directory has another evaluation, or has this evaluation and `resume` is False.
+    Raise `RunError` if no rollout could be scored.
     """
     _refuse_occupied(request)
     (env,) = load_environments([request.env_config], rollout_timeout=request.timeout)
@@ -183,7 +183,7 @@ def _quality_warnings(rows: Sequence[EvalRow]) -> tuple[str, ...]:
 
 
 def _refuse_occupied(request: EvalRequest) -> None:
-    """Raise UsageError if the directory has other files, or an evaluation that is not to be resumed."""
+    """Raise UsageError if the directory has other files, or an evaluation and `resume` is False."""
     if (request.output_dir / SETTINGS).exists():
         if not request.resume:
             raise UsageError(
@@ -193,7 +193,7 @@ def _refuse_occupied(request: EvalRequest) -> None:
             )
     elif request.output_dir.exists() and any(request.output_dir.iterdir()):
         raise UsageError(
-            f"{request.output_dir} is not empty, and has no evaluation",
+            f"{request.output_dir} has files that are not of an evaluation",
             code="BK-FILE-EXISTS",
             hint="pass another directory with --output-dir",
         )
@@ -281,8 +281,9 @@ async def model_server(
     on_retry: Callable[[str], None] = lambda text: None,
     engine: InferenceConfig | None = None,
 ) -> AsyncIterator[ChatServer]:
-    """Yield a client for the model behind `base_url`, or serve the model here with `engine` during the block.
+    """Yield a client for a model.
 
+    Without `base_url`, a server with the settings `engine` serves the model on this machine during the block.
     A reply may take `timeout` seconds.
     """
     timeouts = httpx.Timeout(30.0, read=timeout)
