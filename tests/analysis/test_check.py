@@ -89,7 +89,7 @@ DEFECTS = [
         "60 of 60 tasks of eval are also in train; for example eval-",
     ),
     ("one id", ERROR, "task ids", "id same is used for two tasks: one in train, one in train"),
-    ("another each time", ERROR, "same tasks when loaded again", "in one, "),
+    ("another each time", ERROR, "same tasks when loaded again", "the first time, "),
     ("dice", ERROR, "grades are repeatable", "then reward 0."),
     ("memory", ERROR, "grades are repeatable", "(done, call "),
     ("too much", WARNING, "rewards from 0 to 1", "1.5 for train-"),

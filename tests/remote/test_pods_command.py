@@ -109,7 +109,7 @@ def test_pods_that_only_the_provider_knows_are_told_and_ended_on_demand(landlord
     code, out, err = run("gc", "--yes")
     assert (code, len(landlord.alive)) == (0, 1)
     assert pod.name in err
-    assert "not rented from here" in err
+    assert "not rented by this machine" in err
     assert run("list")[1].count("unknown") == 1
     code, out, _ = run("gc", "--yes", "--all", "--json")
     assert (code, landlord.alive) == (0, [])

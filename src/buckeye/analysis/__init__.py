@@ -1,1 +1,1 @@
-"""Compare, diagnose and replay runs; export rollouts. No run needs this to train."""
+"""Compare, diagnose and replay runs, and export rollouts. Training does not need this package."""

@@ -1,1 +1,1 @@
-"""The Python API: `buckeye.train`, `buckeye.evaluate`, and the run that they return."""
+"""The Python API: `buckeye.train`, `buckeye.evaluate`, and the object of a run."""

@@ -1,4 +1,4 @@
-"""Environment of a run that Python starts: flags for the command, or an object of this process."""
+"""Environment of `buckeye.train` and `buckeye.evaluate`: flags of a command, or a Python object."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from buckeye.envs.registry import CALLER
 from buckeye.errors import UsageError
 
 CALLER_FILE = "caller.json"
-"""File of a run directory with the data of an environment that Python served."""
+"""File in a run directory with the arguments of an environment that a Python process served."""
 
 Dataset = str | Path | Iterable[Mapping[str, Any]]
-"""File, folder or hub id of a dataset; or its rows: a list, a `datasets.Dataset` or a DataFrame."""
+"""File, folder or hub id of a dataset; or rows in a list, a `datasets.Dataset` or a DataFrame."""
 Rewards = RewardSpec | Sequence[RewardSpec]
 """One or several rewards: functions, files, modules, or built-in rewards."""
 
@@ -39,7 +39,7 @@ class EnvironmentArguments:
     rewards: tuple[RewardSpec, ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        """Raises UsageError unless they name one environment."""
+        """Raises UsageError unless the arguments name exactly one environment."""
         given = () if self.reward is None else self.reward
         is_one = isinstance(given, str) or callable(given)
         object.__setattr__(self, "rewards", (given,) if is_one else tuple(given))  # type: ignore[arg-type]
@@ -116,7 +116,7 @@ class EnvironmentArguments:
         return make_prompts("the dataset", rows_of_values(self.dataset, "row"), held_out, **columns)
 
     def save(self, folder: Path) -> None:
-        """Write the data of an environment object, so that a resume needs its functions only."""
+        """Write all arguments except functions and objects, so that a resume only needs these."""
         options = {
             "reward_weights": None if self.reward_weights is None else list(self.reward_weights),
             "split": self.split,
@@ -137,7 +137,7 @@ class EnvironmentArguments:
 
 
 def rows_of(dataset: Dataset | None) -> Dataset | None:
-    """Return the rows of a dataset as a list; a path, a hub id and None unchanged."""
+    """Return the rows of a dataset as a list. Return a path, a hub id or None unchanged."""
     if dataset is None or isinstance(dataset, str | Path):
         return dataset
     if hasattr(dataset, "iterrows"):  # a DataFrame, which iterates over its columns
@@ -146,9 +146,9 @@ def rows_of(dataset: Dataset | None) -> Dataset | None:
 
 
 def saved_arguments(folder: Path, reward: Rewards | None, env: Any) -> EnvironmentArguments | None:
-    """Return the arguments of a run that Python served; None for other runs.
+    """Return the saved arguments of a run whose environment a Python process served, else None.
 
-    The functions and objects come from the caller. Raises UsageError if they are missing.
+    The caller passes the functions and objects again. Raises UsageError if they are missing.
     """
     if not (folder / CALLER_FILE).exists():
         return None
@@ -187,7 +187,7 @@ def _checked(env: Any) -> Environment:
 
 
 def flatten_settings(settings: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """Return settings as flags: `trainer={"optim": {"lr": 1e-6}}` is `--trainer.optim.lr=1e-06`."""
+    """Convert settings to flags: `trainer={"optim": {"lr": 1e-6}}` becomes `--trainer.optim.lr=1e-06`."""
     flags: list[str] = []
     for name, value in settings.items():
         if isinstance(value, Mapping) and value:

@@ -1,7 +1,7 @@
-"""The process of a run that Python started: its output, its end, and its stop with the caller.
+"""Process of a run that Python started: print its output, wait for it, and stop it when the caller ends.
 
-`python -m buckeye.api.process OWNER_PID rl ...` runs a command, and stops it as Ctrl-C does when the process
-OWNER_PID ends.
+`python -m buckeye.api.process OWNER_PID rl ...` runs a command. When the process OWNER_PID ends, the command
+stops as after Ctrl-C.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _USAGE = 2
 
 
 class RunProcess:
-    """Process of a run. Its output is printed here, and steps are a progress bar."""
+    """Process of a run. This process prints its output, and shows its steps as a progress bar."""
 
     def __init__(self, argv: Sequence[str], *, folder: Path, variables: Mapping[str, str]) -> None:
         command = [sys.executable, "-m", __name__, str(os.getpid()), *argv]
@@ -46,7 +46,7 @@ class RunProcess:
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
-            start_new_session=True,  # Ctrl-C reaches this process alone, which passes it on once
+            start_new_session=True,  # Ctrl-C reaches only this process, which forwards it
         )
         self._error_lines: list[str] = []
         """Lines from `error: ` on. They end the output of a failed process, and `wait` raises them."""
@@ -63,8 +63,8 @@ class RunProcess:
     def wait(self) -> None:
         """Wait for the end of the run.
 
-        Ctrl-C stops the run: the trainer finishes its step and writes a checkpoint. A second one stops it at
-        once. Raises UsageError or RunError with the message of a run that failed, and KeyboardInterrupt.
+        Ctrl-C stops the run: the trainer finishes its step and writes a checkpoint. A second Ctrl-C stops the
+        run at once. Raises KeyboardInterrupt after Ctrl-C, and UsageError or RunError if the run failed.
         """
         interrupted, self._is_awaited = False, True
         while self.is_running:
@@ -131,7 +131,7 @@ def _make_bar(steps: int) -> Any:
 
 
 def _stop_with(owner: int) -> None:
-    """Stop this process as Ctrl-C does, once the process `owner` is no longer its parent."""
+    """Stop this process as Ctrl-C does when its parent, the process `owner`, has ended."""
     while os.getppid() == owner:
         time.sleep(_POLL_SECONDS)
     with suppress(Exception):  # the output of this process may be closed
@@ -143,7 +143,7 @@ def _stop_with(owner: int) -> None:
 
 
 def main() -> None:
-    """Run the command in the arguments."""
+    """Run the command in `sys.argv`, and stop it when the owner ends."""
     from buckeye.cli import main as cli
 
     owner = int(sys.argv.pop(1))

@@ -1,4 +1,4 @@
-"""A run that Python started or opened."""
+"""`TrainingRun`: a run that `buckeye.train` started or `buckeye.open_run` opened."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 class TrainingRun:
     """A run: its directory, its process if this program started it, and its results.
 
-    The command line shows the same run: `buckeye rl list`, `rl status`, `rl report`.
+    The command line also shows the run: `buckeye rl list`, `rl status`, `rl report`.
     """
 
     def __init__(self, path: Path) -> None:
@@ -96,21 +96,21 @@ class TrainingRun:
             )
             raise UsageError(f"{self.path} has no rollouts of step {step}", code="BK-RUN-NO-DATA", hint=known)
         return (
-            one
+            rollout
             for number in (steps if step is None else [step])
-            for one in read_rollouts(self.path, number)[0]
+            for rollout in read_rollouts(self.path, number)[0]
         )
 
     @with_python_errors
     def diagnose(self) -> Diagnosis:
-        """Return the diagnosis: why the run does or does not learn. Printing it shows the findings."""
+        """Return the reasons why the run learns or does not learn. `print` shows them as text."""
         from buckeye.analysis.diagnosis.diagnose import diagnose
 
         return diagnose(self.path)
 
     @with_python_errors
     def wait(self) -> TrainingRun:
-        """Wait for the end of the run, if this program started it. Ctrl-C stops it with a checkpoint.
+        """Wait for the end of the run, if this program started it. Ctrl-C stops the run with a checkpoint.
 
         Raises UsageError or RunError if the run failed, and KeyboardInterrupt.
         """
@@ -124,7 +124,7 @@ class TrainingRun:
         return self
 
     def _remove_unstarted(self) -> None:
-        """Remove the folder of a run that never started, if it has nothing but the data of this process."""
+        """Remove the folder of a run that never started, if only `train` wrote to it."""
         if [path.name for path in self.path.glob("*")] == [CALLER_FILE]:
             (self.path / CALLER_FILE).unlink()
             self.path.rmdir()
@@ -139,9 +139,9 @@ class TrainingRun:
     def resume(
         self, *, reward: Rewards | None = None, env: Any = None, wait: bool = True, **settings: Any
     ) -> TrainingRun:
-        """Continue the run from its newest checkpoint, with its settings and those given here.
+        """Resume the run from its newest checkpoint, with its settings and the `settings` given here.
 
-        `reward` or `env` is needed if the run used functions or objects of the program that started it.
+        If the run used functions or objects of a Python program, pass them again as `reward` or `env`.
         """
         arguments = saved_arguments(self.path, reward, env)
         continued = continuation(self.path, flatten_settings(settings))

@@ -38,8 +38,8 @@ def train(
 ) -> TrainingRun:
     """Train a model on a dataset with a reward, or on an environment; return the run.
 
-    The run is the same as that of `buckeye rl`: it has the same directory, and resumes from Python or from
-    the command line. Functions and objects stay in this process; if it ends, the run stops with a checkpoint.
+    The run is a run of `buckeye rl`: its commands show the run, and Python or the command line can resume it.
+    Functions and objects stay in this process. If this process ends, the run stops with a checkpoint.
 
     Args:
         model: a folder, or a name on the Hugging Face hub.
@@ -112,7 +112,7 @@ def evaluate(
         reward: a function, a file, a built-in reward, or a list of them.
         env: in place of `dataset` and `reward`: an id, a path, or an environment object.
         reward_weights: the weight of each reward; 1 by default.
-        split: the split of the tasks. By default of a dataset `test` or `validation`, or else all rows.
+        split: the split of the tasks. Default for a dataset: `test` or `validation`, else all rows.
         prompt_column: the column with the prompts.
         answer_column: the column with the answers, for built-in rewards.
         examples: the number of tasks; by default all.
@@ -155,7 +155,7 @@ def evaluate(
     )
     CALLER_ENVIRONMENTS.extend([environment] if environment is not None else [])
     try:
-        with ThreadPoolExecutor(1) as thread:  # a notebook has an event loop in this one
+        with ThreadPoolExecutor(1) as thread:  # in a notebook, this thread has an event loop
             return thread.submit(run_eval, request).result()
     finally:
         if environment is not None:

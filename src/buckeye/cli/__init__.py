@@ -1,1 +1,1 @@
-"""The command line: parse, call, print. Logic that a program would call is in the rooms below."""
+"""Command-line interface: each module parses arguments, calls another room, and prints the result."""

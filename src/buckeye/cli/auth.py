@@ -17,9 +17,9 @@ from buckeye.errors import UsageError
 def auth_status(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """List the keys with their source, and the ends of their values.
+    """List the keys: where Buckeye finds each one, and the first and last characters of its value.
 
-    Sources, in this order: the environment, `.env` of the project, `~/.buckeye/.env`.
+    Buckeye searches, in this order: the environment, `.env` of the project, `~/.buckeye/.env`.
     """
     states = key_states()
     if as_json:

@@ -1,4 +1,4 @@
-"""The functions of all commands; a command's module is imported when the command runs."""
+"""Look up the function of a command. The module of a command is imported when the command runs."""
 
 from __future__ import annotations
 

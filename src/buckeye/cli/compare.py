@@ -1,4 +1,4 @@
-"""`buckeye rl compare`: two runs side by side."""
+"""`buckeye rl compare`: compare two runs."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def compare_runs(
     b: Annotated[str, typer.Argument(metavar="B", help=_RUN_HELP)],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Compare two runs: which is better and by how much, and their differences.
+    """Compare two runs: which run is better, by how much, and how the runs differ.
 
-    Differences in settings, versions, machines and tasks, then evaluations and rewards by step. Exit code 1
-    if the runs are not comparable.
+    Prints differences in settings, versions, machines and tasks, then evaluations and rewards by step. The
+    exit code is 1 if the runs are not comparable.
     """
     from buckeye.analysis.comparison.compare import compare
 

@@ -1,4 +1,4 @@
-"""`buckeye rl --config ... --dataset ...`: compose a configuration from parts of a run, and start it."""
+"""`buckeye rl --model ... --dataset ...`: compose a configuration from flags, and start the run."""
 
 from __future__ import annotations
 
@@ -68,9 +68,9 @@ Start = Callable[[RLConfig, list[str]], int]
 
 
 def run_composed(args: TrainArgs, start: Start) -> int:
-    """Find or make the parts, show the plan, write the configuration, and `start` it.
+    """Find or create the parts of a run, write its configuration, and call `start`.
 
-    Returns the exit code.
+    The parts are the environment, its tasks and the model. Returns the exit code.
     """
     args.check_composed()
     with leave_no_files() if args.flags.dry_run else nullcontext():
@@ -81,7 +81,7 @@ def _compose_and_run(args: TrainArgs, flags: TrainFlags, start: Start) -> int:
     found = find_parts()
     if flags.model is not None:
         refuse_hosted(flags.model)
-    machine = _find_machine(flags)  # raises before any prompt or search if the machine is impossible
+    machine = _find_machine(flags)  # reports a wrong machine before any prompt
     search = PartSearch(
         flags=flags, found=found, is_interactive=can_prompt(yes=flags.yes, as_json=flags.as_json)
     )
@@ -109,10 +109,7 @@ def _compose_and_run(args: TrainArgs, flags: TrainFlags, start: Start) -> int:
 
 
 def _find_environment(search: PartSearch) -> RunEnvironment:
-    """Return the environment that the flags name; without any, MCP servers with their tasks.
-
-    Each part depends on the previous one.
-    """
+    """Return the environment that `--env` or `--reward` names, else MCP servers with their tasks."""
     flags = search.flags
     if flags.env is not None:
         return loaded_environment(flags.env)
@@ -165,9 +162,9 @@ def _make_plan(
 
 
 def _wandb_project(args: TrainArgs, environment: str) -> str | None:
-    """Return the project in Weights & Biases if its key is set.
+    """Return the Weights & Biases project of the run, or None if the run does not log there.
 
-    Returns None if the run uses another tracker, or with `--no-wandb`.
+    The run logs there if WANDB_API_KEY is set, unless the settings select a tracker or `--no-wandb` is set.
     """
     if args.flags.no_wandb or args.selects_tracker or not key("WANDB_API_KEY"):
         return None
@@ -180,7 +177,7 @@ def _wandb_project(args: TrainArgs, environment: str) -> str | None:
 
 
 def choose_output_directory(requested: Path | None, name: str) -> Path:
-    """Return an unused folder for the run. Raises UsageError if the requested folder is in use."""
+    """Return an unused folder for the run. Raises UsageError if the requested folder contains a run."""
     if requested is not None:
         _refuse_used(requested)
         return requested
@@ -218,7 +215,7 @@ def _load_text(text: str, *, dry_run: bool) -> RLConfig:
 
 
 def _show_dry_run(plan: RunPlan, machine: TrainingMachine, flags: TrainFlags) -> int:
-    """Show the parts of the plan that matter only if nothing is started; return the exit code."""
+    """Show the checks of this machine, or the plan of a remote machine; return the exit code."""
     if machine.problem is not None:
         raise machine.problem
     if not machine.remote:
@@ -236,7 +233,7 @@ def _write_and_start(
     if is_interactive and not confirm("\nStart?"):
         print(f"Nothing was started, and {file} was not written.")
         return 0
-    _refuse_used(file.parent)  # it may be in use since the plan was made
+    _refuse_used(file.parent)  # another run may have taken the folder after the plan
     if machine.remote:
         push_if_needed(plan.recipe.environment.images, is_interactive=is_interactive, yes=flags.yes)
     if is_unstarted(file.parent):
@@ -251,21 +248,21 @@ def _write_and_start(
             return start_remote(file, flags)
         return start(plan.config, ["buckeye", "rl", "@", str(file)])
     except (BuckeyeError, KeyboardInterrupt) as error:
-        if not machine.remote or isinstance(error, UsageError):  # other messages refer to the file
+        if not machine.remote or isinstance(error, UsageError):  # other remote errors refer to the file
             _remove_unstarted(file, new_folders)
         raise
 
 
 def _remove_unstarted(file: Path, new_folders: Sequence[Path]) -> None:
-    """Remove the file of a run that did not start, and the folders created for it.
+    """Remove the configuration of a run that did not start, and the folders created for the run.
 
-    A run with a remote job has started.
+    If the run has files or a remote job, it has started, and nothing is removed.
     """
     remote_run = read_remote_run(file.parent)
     if files_of_a_run(file.parent) or (remote_run is not None and remote_run.job is not None):
         return
     file.unlink(missing_ok=True)
-    with suppress(OSError):  # a folder with other files
+    with suppress(OSError):  # rmdir fails for a folder with other files
         for folder in new_folders:
             folder.rmdir()
     print(f"{file}: removed, because the run did not start", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""`buckeye rl diagnose`: print the chain of learning of a run."""
+"""`buckeye rl diagnose`: find out why a run does not learn."""
 
 from __future__ import annotations
 
@@ -14,17 +14,16 @@ from buckeye.run_files.known_runs import find_run
 
 def diagnose_run(
     run: RunArgument = None,
-    step: Annotated[
-        int | None, typer.Option(min=0, help="Diagnose the run as it was after this step.")
-    ] = None,
+    step: Annotated[int | None, typer.Option(min=0, help="Diagnose the run up to this step.")] = None,
     tests: Annotated[
         bool, typer.Option("--try", help="Also run tests: load models, run rollouts, replay a step.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Diagnose a run: the links of learning, and the first broken one with cause, evidence and advice.
+    """Find out why a run does not learn.
 
-    Exit code 1 if a link is broken.
+    Checks each link from the tasks to the weights, and prints cause, evidence and advice for the first broken
+    link. The exit code is 1 if a link is broken.
     """
     from buckeye.analysis.diagnosis.diagnose import diagnose
 

@@ -34,8 +34,8 @@ def doctor(
 ) -> int:
     """Check this machine, and whether a run with this configuration would work on it.
 
-    CONFIG is the same as for `rl`: `@ file.toml`, `--trainer @ train.toml`, flags. Without CONFIG, only the
-    machine is checked. Exit code 1 if a check failed; warnings do not count.
+    CONFIG consists of files and flags as for `rl`: `@ file.toml`, `--trainer @ train.toml`. Without CONFIG,
+    only the machine is checked. The exit code is 1 if a check failed; warnings do not count.
     """
     config = load(RLConfig, context.args, "rl doctor") if context.args else None
     if config is not None and config.dry_run:
@@ -59,7 +59,7 @@ def doctor(
 
 
 def doctor_text(checks: Sequence[Check], *, width: int) -> str:
-    """Return the checks as text: results, remedies, details of memory, disk and problems, and totals."""
+    """Return the checks as text: each result with its remedy and details, then the totals."""
     name_width = max(len(check.name) for check in checks)
     lines = []
     for check in checks:

@@ -1,7 +1,7 @@
-"""`rl --dry-run`: show the plan, the resolved configuration, and warnings about what a start would need.
+"""`rl --dry-run`: show the plan of a run, or its resolved configuration, and the problems of a start.
 
-A dry run writes nothing and needs no network and no GPU. For a remote machine it requests offers from the
-provider and versions from the package index, if they are reachable.
+A dry run writes nothing and needs no network and no GPU. For a remote machine, it requests offers from the
+provider and versions from the package index, if provider and index are reachable.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _CHILD_VARIABLES = {"HF_HUB_OFFLINE": "1", "PYTHONDONTWRITEBYTECODE": "1", "UV_N
 
 @dataclass(frozen=True, slots=True)
 class DryRun:
-    """Result of a dry run: the plan as text, what would prevent a start, and warnings."""
+    """Result of a dry run: the plan as text, errors that would prevent a start, and warnings."""
 
     text: str
     errors: Sequence[str]
@@ -40,7 +40,7 @@ class DryRun:
 
 
 def describe_run(config: RLConfig, command: Sequence[str], *, as_json: bool = False) -> DryRun:
-    """Return the plan of a run on this machine; with `as_json`, its resolved configuration."""
+    """Return the plan of a run on this machine. With `as_json`, its text is the resolved configuration."""
     plan = _make_plan(config, find_model(config.trainer.model.name))
     checks = run_preflight_checks(PreflightContext(config=config), "dry run")
     errors = [check.line for check in checks if check.state == "failed" and check.name != MEMORY]
@@ -52,7 +52,7 @@ def describe_run(config: RLConfig, command: Sequence[str], *, as_json: bool = Fa
 
 
 def _make_plan(config: RLConfig, model_path: Path | None) -> RolePlan:
-    """Plan the run as if all its GPUs were present; a separate check reports missing ones."""
+    """Plan the run as if all its GPUs were present; a separate check reports missing GPUs."""
     machine, ports = this_machine(), UnassignedPorts()
     try:
         return make_plan(config, machine, model_path=model_path, ports=ports)
@@ -106,7 +106,7 @@ def print_dry_run(result: DryRun) -> int:
 
 
 def print_problems(result: DryRun) -> int:
-    """Print what would prevent or hinder a start, on stderr. Return the exit code of the dry run."""
+    """Print errors and warnings on stderr. Return the exit code: 2 if a start would fail."""
     for warning in result.warnings:
         print(f"warning: {warning}", file=sys.stderr)
     for error in result.errors:
@@ -118,7 +118,7 @@ def print_problems(result: DryRun) -> int:
 def leave_no_files() -> Iterator[None]:
     """Run the block without leaving files.
 
-    Compiled Python modules are not written, and nothing is downloaded into the caches of the hub and of uv.
+    Python writes no bytecode, and the Hugging Face libraries and uv write nothing into their caches.
     """
     bytecode, variables = sys.dont_write_bytecode, dict(os.environ)
     offline = _set_offline(True)
@@ -135,7 +135,10 @@ def leave_no_files() -> Iterator[None]:
 
 
 def _set_offline(value: bool) -> bool:
-    """Set the offline flag of the hub's library, which reads its variable only once; return the old value."""
+    """Set the offline flag of `huggingface_hub`; return the old value.
+
+    The library reads the variable HF_HUB_OFFLINE only when it is imported.
+    """
     constants = sys.modules.get("huggingface_hub.constants")
     before = bool(getattr(constants, "HF_HUB_OFFLINE", os.environ.get("HF_HUB_OFFLINE") == "1"))
     if constants is not None:

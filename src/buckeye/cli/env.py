@@ -28,7 +28,7 @@ def env_trust(
     dataset: Annotated[str, typer.Argument(metavar="ORG/NAME", help="Dataset on the Hugging Face hub.")],
     yes: Annotated[bool, typer.Option("--yes", help="Trust it without a prompt.")] = False,
 ) -> None:
-    """Show the programs, images, addresses and variables that a dataset's tasks use, and trust them."""
+    """Show the programs, images, addresses and variables of a dataset's tasks, and ask to trust them."""
     if not is_third_party(dataset):
         print(
             f"{dataset} is local, or in this folder's buckeye.lock.yaml: it needs no trust", file=sys.stderr

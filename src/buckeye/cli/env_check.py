@@ -28,21 +28,24 @@ def env_check(
     args: ArgsOption = None,
     variables: VariablesOption = None,
     budget: Annotated[
-        float, typer.Option(min=1.0, help="Seconds for rollouts. Checks without time are reported.")
+        float, typer.Option(min=1.0, help="Seconds for all rollouts. Checks that do not fit are reported.")
     ] = 60.0,
     sample: Annotated[
         int, typer.Option(min=1, help="Maximum number of tasks of each family and split.")
     ] = 300,
     max_content_free: Annotated[
-        float, typer.Option(min=0.0, max=1.0, help="How far a content-free policy may be above chance.")
+        float,
+        typer.Option(
+            min=0.0, max=1.0, help="Maximum reward above chance of a policy that ignores the question."
+        ),
     ] = 0.03,
     seed: Annotated[int, typer.Option(help="Seed of the sample and of the policies.")] = 0,
     strict: Annotated[bool, typer.Option("--strict", help="Exit code 1 also for warnings.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Check tasks, splits and grades of an environment, with its probes and with content-free policies.
+    """Check the tasks, splits and rewards of an environment, without a model.
 
-    Exit code 1 if a check fails.
+    The exit code is 1 if a check fails.
     """
     import asyncio
 

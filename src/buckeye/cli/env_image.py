@@ -1,4 +1,4 @@
-"""`buckeye env build` and `buckeye env push`: an environment as an image."""
+"""`buckeye env build` and `buckeye env push`: build and push the image of an environment."""
 
 from __future__ import annotations
 
@@ -93,10 +93,10 @@ def env_push(
 
 
 def push_if_needed(images: Sequence[str], *, is_interactive: bool, yes: bool) -> None:
-    """Push the image of this folder's lock file if the tasks use it and it was not pushed since its build.
+    """Push the image that the tasks use if this folder built it and did not push it since.
 
-    Another machine can only get it from a registry. Raises UsageError if the user declines the push, or if
-    the image's name has no registry.
+    Another machine can pull the image only from a registry. Raises UsageError if the user declines the push,
+    or if the name of an image has no registry.
     """
     from buckeye.mcp.tasks.lock_file import find_lock
 

@@ -1,4 +1,4 @@
-"""`buckeye env install | list | remove`: environments in their own interpreters."""
+"""`buckeye env install | list | remove`: manage environments that have a separate interpreter."""
 
 from __future__ import annotations
 
@@ -28,17 +28,18 @@ def env_install(
         str | None, typer.Option(metavar="URL", help="Package index. Default for OWNER/NAME: the hub.")
     ] = None,
     python: Annotated[
-        str | None, typer.Option(help="Interpreter: a path or a version. Default: the current one.")
+        str | None,
+        typer.Option(help="Interpreter: a path or a version. Default: the interpreter of Buckeye."),
     ] = None,
     extra: Annotated[
         list[str] | None, typer.Option("--with", metavar="REQUIREMENT", help="Additional requirement.")
     ] = None,
     locked: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="A requirements.lock with the exact versions.")
+        Path | None, typer.Option(metavar="FILE", help="File requirements.lock with the versions to install.")
     ] = None,
     variables: VariablesOption = None,
     force: Annotated[bool, typer.Option(help="Replace an installed environment of this name.")] = False,
-    smoke: Annotated[bool, typer.Option(help="Load it and run a test rollout.")] = True,
+    smoke: Annotated[bool, typer.Option(help="Load the environment and run a test rollout.")] = True,
 ) -> None:
     """Install an environment with a separate interpreter and dependencies, and run a test rollout."""
     from buckeye.base.keys import check_variables
@@ -62,7 +63,9 @@ def env_install(
 
 
 def env_list(
-    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Show the details of this one.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="Show the details of this environment.")
+    ] = None,
     as_json: _Json = False,
 ) -> None:
     """List the installed environments, or show the details of one: versions, source, interpreter, size."""

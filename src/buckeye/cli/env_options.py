@@ -23,31 +23,31 @@ RunArgument = Annotated[
     str | None,
     typer.Argument(metavar="RUN", help="Run directory, name or id. Default: ./outputs, or the newest run."),
 ]
-"""An existing run that may be left out."""
+"""Optional argument: an existing run."""
 
 VariablesOption = Annotated[
     list[str] | None,
     typer.Option(
         "--variables",
         metavar="NAME",
-        help="Variable to pass to the environment, from this shell or .env; also A,B.",
+        help="Variable of this shell or .env that the environment receives. Several: A,B.",
     ),
 ]
 
 
 EnvironmentArgument = Annotated[
     str | None,
-    typer.Argument(metavar="[ENV]", help="NAME, OWNER/NAME[@VERSION], a path, or a file of `rl init`."),
+    typer.Argument(metavar="[ENV]", help="NAME, OWNER/NAME[@VERSION], a path, or a file from `rl init`."),
 ]
 DatasetOption = Annotated[
     str | None,
-    typer.Option(
-        metavar="FILE", help="Prompts to score with --reward; or the tasks of an MCP environment: tasks.json."
-    ),
+    typer.Option(metavar="FILE", help="Prompts for --reward, or tasks of an MCP environment: tasks.json."),
 ]
 RewardOption = Annotated[
     list[str] | None,
-    typer.Option("--reward", metavar="FILE", help="In place of an environment: reward of --dataset."),
+    typer.Option(
+        "--reward", metavar="FILE", help="Reward for the prompts of --dataset, in place of an environment."
+    ),
 ]
 
 
@@ -57,7 +57,7 @@ def variable_names(options: Sequence[str] | None) -> list[str]:
 
 
 def is_mcp_file(env: str) -> bool:
-    """Return True if a command names a configuration of `rl init`."""
+    """Return True if `env` is the path of a configuration from `rl init`."""
     return env.endswith((".yaml", ".yml"))
 
 
@@ -68,9 +68,10 @@ def environment_config(
     args: dict[str, object],
     variables: Sequence[str] | None,
 ) -> EnvConfig:
-    """Return the settings of an environment, of a file of `rl init`, or of a dataset with its rewards.
+    """Return the settings of the environment that the options name.
 
-    Raises UsageError unless the options name one of them.
+    The options name an environment, a configuration from `rl init`, or a dataset with rewards. Raises
+    UsageError if they name none of the three, or two.
     """
     from buckeye.base.keys import check_variables
     from buckeye.config.environments import EnvConfig

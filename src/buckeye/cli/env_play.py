@@ -55,7 +55,7 @@ def play(
         int, typer.Option("--count", "-n", min=1, help="Number of rollouts, on consecutive tasks.")
     ] = 1,
     at_once: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Parallel rollouts, unless you are the policy.")
+        int, typer.Option(metavar="N", min=1, help="Number of parallel rollouts, if you are not the policy.")
     ] = 4,
     base_url: BaseUrlOption = None,
     api_key_var: ApiKeyVarOption = "OPENAI_API_KEY",

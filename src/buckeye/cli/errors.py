@@ -1,4 +1,4 @@
-"""The end of a command: its exit code, and one error message for the user instead of a traceback."""
+"""Run a command, print one message instead of a traceback if it fails, and set the exit code."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _CODES = {
     "MissingParameter": "BK-CLI-MISSING",
     "BadOptionUsage": "BK-CLI-MISSING",  # an option without its value
 }
-"""Codes of typer's errors, by class name; the others are BK-CLI-ARGUMENT."""
+"""Codes of typer's errors, by class name. All other errors of typer have the code BK-CLI-ARGUMENT."""
 
 
 def run_command(command: Callable[[], int | None]) -> None:
@@ -39,7 +39,7 @@ def run_command(command: Callable[[], int | None]) -> None:
     except KeyboardInterrupt:
         print("error: interrupted", file=sys.stderr)
         code = 130
-    except BrokenPipeError:  # `| head` closed the pipe: this is not an error, and further output is lost
+    except BrokenPipeError:  # the reader, such as `head`, closed the pipe: not an error
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
     except Exception as error:
@@ -102,7 +102,7 @@ def _unknown_option(error: Any, default_hint: str) -> tuple[str, str]:
 
 
 def take_debug_flag(argv: list[str]) -> list[str]:
-    """Remove `--debug` and remember it for this process and its children. Args after `--` are not changed."""
+    """Remove `--debug` from the args before `--`, and enable tracebacks in this process and its children."""
     end = argv.index("--") if "--" in argv else len(argv)
     if "--debug" in argv[:end]:
         os.environ[DEBUG_VARIABLE] = "1"
@@ -110,7 +110,7 @@ def take_debug_flag(argv: list[str]) -> list[str]:
 
 
 def _switch_off_progress_bars() -> None:
-    """Let the Hugging Face libraries draw progress bars only in a terminal: a log would get thousands."""
+    """Disable the progress bars of Hugging Face libraries if stderr is not a terminal."""
     if not sys.stderr.isatty():
         for name in PROGRESS_BAR_SWITCHES:
             os.environ.setdefault(name, "1")
@@ -119,8 +119,8 @@ def _switch_off_progress_bars() -> None:
 def _prepare_streams() -> None:
     """Make the standard streams usable: open missing ones, and accept text in any encoding.
 
-    Without stdin, stdout or stderr, the next opened file would get its descriptor, and the output of child
-    processes would go into that file.
+    If stdin, stdout or stderr is closed, the next opened file gets its descriptor, and child processes would
+    write into that file.
     """
     for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         if getattr(sys, name) is None:

@@ -78,7 +78,7 @@ def evaluate(
         temperature=temperature,
         top_p=top_p,
         max_tokens=max_tokens,
-        seed=seed if base_url is None else None,  # some servers reject this field
+        seed=seed if base_url is None else None,  # some servers reject `seed`
     )
     with status_line("loading") as show:
         request = EvalRequest(

@@ -1,4 +1,4 @@
-"""`buckeye gateway`: environments behind one MCP URL."""
+"""`buckeye gateway`: serve MCP environments at one address."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from buckeye.mcp.gateway.settings import split_command
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?", re.I)
 
 
-_Host = Annotated[str, typer.Option(help="Address to listen on; any but a local one requires a key.")]
+_Host = Annotated[
+    str, typer.Option(help="Address to listen on. An address that is not local requires a key.")
+]
 _Port = Annotated[int, typer.Option(min=0, max=65535, help="Port; 0: any free port.")]
 _Image = Annotated[str | None, typer.Option(help="Image for sessions without an Mcp-Image header.")]
 _Command = Annotated[str | None, typer.Option(help="Program for all sessions, an MCP server on stdio.")]
@@ -25,7 +27,9 @@ _Files = Annotated[
     Path | None, typer.Option(help="Initial content of a session's folder: a folder, archive or file.")
 ]
 _Runtime = Annotated[str, typer.Option(help="Runtime of images: auto, docker, podman, apptainer or chroot.")]
-_Sessions = Annotated[int, typer.Option(min=1, help="Maximum number of parallel sessions; more wait.")]
+_Sessions = Annotated[
+    int, typer.Option(min=1, help="Maximum number of parallel sessions; further sessions wait.")
+]
 _QueueSeconds = Annotated[float, typer.Option(min=0, help="Seconds that a session may wait for a slot.")]
 _StartSeconds = Annotated[
     float, typer.Option(min=0.1, help="Timeout of the start of an environment, in seconds.")
@@ -48,7 +52,8 @@ _Variable = Annotated[
     typer.Option(metavar="NAME", help="Variable that clients may set with a header Env-NAME."),
 ]
 _NoKey = Annotated[
-    bool, typer.Option("--no-key", help="Require no key. Default: BUCKEYE_API_KEY, or a new key.")
+    bool,
+    typer.Option("--no-key", help="Require no key. Default: require BUCKEYE_API_KEY, or else a new key."),
 ]
 _AllowHost = Annotated[
     list[str] | None, typer.Option(metavar="NAME", help="Additional host name that clients may use.")

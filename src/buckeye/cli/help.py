@@ -1,4 +1,4 @@
-"""Help pages, no wider than the terminal. Imports only the standard library, so that help is fast."""
+"""Print help pages that fit the terminal. Imports only the standard library, so that help is fast."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def hf(
         bool, typer.Option("--dry-run", help="Check the tasks and show the actions; write nothing.")
     ] = False,
 ) -> None:
-    """Check tasks and publish them as a dataset. The hub's token is HF_TOKEN, or from `hf auth login`."""
+    """Check tasks and publish them as a dataset. The token comes from HF_TOKEN or `hf auth login`."""
     from buckeye.mcp.tasks.dataset_rows import check_portable, read_with_lock, split_tasks
     from buckeye.mcp.tasks.lock_file import read_lock
 
@@ -80,7 +80,7 @@ def hf(
 def _write_and_push(
     name: str, splits: dict[str, list[McpTask]], folder: Path | None, *, private: bool, push: bool, yes: bool
 ) -> str | None:
-    """Write the dataset, push it if requested, and return its URL on the hub, else None."""
+    """Write the dataset, and push it if `push` is set. Return its URL on the hub, or None if not pushed."""
     from buckeye.mcp.tasks.dataset import describe_archives, write_dataset
 
     repository = HubRepository(name, "dataset", private=private) if push else None
@@ -128,7 +128,7 @@ def _show_actions(name: str, folder: Path | None, lock_file: Path | None, *, pus
     if push:
         typer.echo(f"would push to {name}")
     if lock_file is not None:
-        typer.echo(f"would record it in {lock_file}")
+        typer.echo(f"would record the dataset in {lock_file}")
 
 
 def _check_folder(folder: Path, *, yes: bool) -> None:
@@ -142,7 +142,9 @@ def _check_folder(folder: Path, *, yes: bool) -> None:
     dataset_files = (folder / "README.md", *folder.glob("files/*.tar.gz"))
     others = [path for path in files if path.suffix != ".parquet" and path not in dataset_files]
     if others:
-        message = f"{folder} has files that are not of a dataset, and is not replaced: {others[0]}"
+        message = (
+            f"{folder} is not replaced: it has files that do not belong to a dataset, such as {others[0]}"
+        )
         raise UsageError(message, code="BK-FILE-EXISTS", hint="Name another folder with -o")
     if not yes and not _confirm(f"{folder} exists. Replace it?"):
         hint = "Add --yes to replace it, or name another folder with -o"

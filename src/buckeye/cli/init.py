@@ -35,18 +35,22 @@ def init(
     ] = None,
     header: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=VALUE", help="HTTP header for a URL; write a key as $NAME, a variable."),
+        typer.Option(
+            metavar="NAME=VALUE", help="HTTP header for a URL. Write a key as $NAME, the name of a variable."
+        ),
     ] = None,
     dataset: Annotated[
         Path | None,
         typer.Option(
             metavar="TASKS",
-            help="Tasks. The first one sets up and grades the trial. Without ENV: their servers.",
+            help="Task file. Its first task sets up and grades the trial. Without ENV: their servers.",
         ),
     ] = None,
     include: Annotated[
         list[str] | None,
-        typer.Option(metavar="TOOL", help="Only this tool; a pattern such as 'get_*' selects several."),
+        typer.Option(
+            metavar="TOOL", help="Use only this tool. A pattern such as 'get_*' selects several tools."
+        ),
     ] = None,
     exclude: Annotated[
         list[str] | None,
@@ -54,7 +58,7 @@ def init(
     ] = None,
     try_all: Annotated[
         bool,
-        typer.Option("--try-all", help="Also call tools announced as destructive or open-world."),
+        typer.Option("--try-all", help="Also call tools that the server marks as destructive or open-world."),
     ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the configuration; write nothing.")
@@ -117,7 +121,7 @@ def _print_dry_run(prepared: PreparedConfig) -> None:
     typer.echo(prepared.generated.text, nl=False)
     for note in prepared.generated.notes:
         typer.echo(f"note: {note}", err=True)
-    typer.echo(f"Nothing was written; without --dry-run the file is {prepared.path}", err=True)
+    typer.echo(f"Nothing was written. Without --dry-run, the file would be {prepared.path}", err=True)
 
 
 def _parse_headers(pairs: Sequence[str]) -> dict[str, str]:

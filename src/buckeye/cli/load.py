@@ -14,11 +14,11 @@ from buckeye.config.shared import BaseConfig
 T = TypeVar("T", bound=BaseConfig)
 
 _COMPUTES = {"serve": True, "sft": True, "trainer": False}
-"""Commands that compute; True if the command has the cores to itself, unless it is part of a run."""
+"""Commands that compute with torch. False if other processes of a run compute on the same cores."""
 
 
 def load(model: type[T], argv: list[str], program: str) -> T:
-    """Return the configuration from a command line; print the help and exit if it was requested.
+    """Return the configuration from a command line. If `argv` asks for help, print the help and exit.
 
     Raises ConfigError.
     """
@@ -35,10 +35,10 @@ def load(model: type[T], argv: list[str], program: str) -> T:
 
 
 def configure_libraries(program: str) -> None:
-    """Set variables that libraries read when torch is imported; call this before.
+    """Set variables that libraries read when torch is imported. Call this function before that import.
 
-    oneDNN caches half a megabyte for every shape of a matrix product, and batches of varying length have
-    dozens of shapes. Computing an entry again costs no measurable time.
+    By default, oneDNN caches half a megabyte for every shape of a matrix product, and batches of varying
+    length have dozens of shapes. A cache miss costs no measurable time.
     """
     if program in _COMPUTES:
         os.environ["GOMP_SPINCOUNT"] = idle_spins(cores_to_itself=_COMPUTES[program])
@@ -47,13 +47,13 @@ def configure_libraries(program: str) -> None:
 
 
 def with_local_model(config: T) -> T:
-    """Replace `model.name` by the local directory of the model; download it if necessary."""
+    """Return the configuration with the local directory of its model; download the model if necessary."""
     from buckeye.launch.preflight.model import fetch_model
 
     return with_model_directory(config, fetch_model(config.model.name))  # type: ignore[attr-defined]
 
 
 def with_model_directory(config: T, directory: Path) -> T:
-    """Replace `model.name` by the path of a directory."""
+    """Return the configuration with `directory` as `model.name`."""
     model = config.model.model_copy(update={"name": str(directory)})  # type: ignore[attr-defined]
     return config.model_copy(update={"model": model})

@@ -33,7 +33,7 @@ def _main(argv: list[str], program: str) -> None:
 
 
 def _help_page(argv: Sequence[str], program: str) -> Callable[[], None] | None:
-    """Return a function that prints the requested help, or None if that needs more than the tree."""
+    """Return a function that prints the requested help, or None if `argv` requests none from the tree."""
     command, args = find_command(argv)
     wants_help = bool(args) and args[0] in _HELP
     if command == "rl" and wants_help and len(args) == 1:

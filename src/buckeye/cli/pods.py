@@ -96,7 +96,7 @@ def attach(
 
 
 def terminate(pod: _Pod, yes: _Yes = False, as_json: _Json = False) -> None:
-    """End a pod, and wait for the confirmation. Data that is only on its disk is lost."""
+    """End a pod, and wait until the provider confirms it. Data that is only on its disk is lost."""
     with PrimeProvider(prime_account()) as provider:
         ledger = Ledger()
         open_pod = find_pod(list_open_pods(provider, ledger), pod)
@@ -109,11 +109,11 @@ def gc(
     yes: _Yes = False,
     others: Annotated[
         bool,
-        typer.Option("--all", help="Also end pods that were not rented from here."),
+        typer.Option("--all", help="Also end pods that this machine did not rent."),
     ] = False,
     as_json: _Json = False,
 ) -> None:
-    """End the pods without a run: their command was killed, or their machine was lost."""
+    """End the pods that no run uses, such as those of a killed command."""
     with PrimeProvider(prime_account()) as provider:
         ledger = Ledger()
         pods = list_open_pods(provider, ledger)
@@ -126,14 +126,14 @@ def gc(
     unknown = [pod.entry.name for pod in pods if pod.care == "unknown"]
     if unknown and not others:
         typer.echo(
-            f"{counted(len(unknown), 'pod')} not rented from here: {', '.join(unknown)}. "
+            f"{counted(len(unknown), 'pod')} not rented by this machine: {', '.join(unknown)}. "
             "To end them too, add --all",
             err=True,
         )
 
 
 def _confirm(pods: Sequence[OpenPod], *, yes: bool, as_json: bool) -> None:
-    """Show the pods that would be ended, and ask. Raises UsageError without a terminal."""
+    """Show the pods to end, and ask for confirmation. Raises UsageError if stdin is not a terminal."""
     if yes:
         return
     if as_json or not sys.stdin.isatty():

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def start_remote(config_path: Path, flags: TrainFlags, *, resume: bool = False) -> int:
-    """Run the configuration on the machine of the flags, or resume it there; return the exit code."""
+    """Start or resume the run on the machine that the flags name; return the exit code."""
     from buckeye.remote.remote_run import run_remote
 
     return run_remote(config_path, _remote_request(flags), resume=resume)
@@ -27,7 +27,7 @@ def show_remote(
 ) -> int:
     """Print what `start_remote` would order and upload; return the exit code.
 
-    `text` is the content of a file not written yet.
+    `text` is the content of the configuration if the file does not exist yet.
     """
     from buckeye.remote.dry_run import describe_remote_run
 

@@ -30,7 +30,7 @@ REMOVED_COMMANDS = {
 
 
 def removed_command_error(argv: Sequence[str]) -> UsageError | None:
-    """Return the error for a removed command, or None if `argv` (without `buckeye`) starts with another."""
+    """Return the error if `argv` (without `buckeye`) starts with a removed command, else None."""
     for length in (3, 2, 1):
         command = " ".join(argv[:length])
         if len(argv) >= length and command in REMOVED_COMMANDS:

@@ -1,4 +1,4 @@
-"""`rl replay`: recompute a training step, and compare."""
+"""`rl replay`: recompute a training step, and compare the result with the recorded one."""
 
 from __future__ import annotations
 
@@ -21,18 +21,20 @@ def replay(
     run: Annotated[str, typer.Argument(metavar="RUN", help="Run directory, name or id.")],
     step: Annotated[int | None, typer.Option(min=0, help="Step, as in the log.")] = None,
     every: Annotated[
-        bool, typer.Option("--all", help="All kept steps, up to the first that differs.")
+        bool, typer.Option("--all", help="Recompute all recorded steps, up to the first that differs.")
     ] = False,
     until: Annotated[
         Literal["log-probs", "loss", "gradient", "weights"] | None,
-        typer.Option(help="Last stage to compute. Default: as far as the kept files permit."),
+        typer.Option(help="Last stage to compute. Default: the last one that the files allow."),
     ] = None,
-    device: Annotated[str | None, typer.Option(help="Device, such as cpu. Default: that of the run.")] = None,
+    device: Annotated[
+        str | None, typer.Option(help="Device, such as cpu. Default: the device of the run.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Recompute a training step from its kept batch, and report the first difference.
+    """Recompute a training step from its recorded batch, and report the first difference.
 
-    Exit code 1 if it differs by more than rounding.
+    The exit code is 1 if a value differs by more than rounding.
     """
     directory = runs.open(run).path
     if every:

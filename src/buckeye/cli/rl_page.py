@@ -1,6 +1,6 @@
 """The page of `rl --help`: flags of the command, and settings that are often changed.
 
-This module has all texts, so that the page needs no configuration class. `rl --help-all` has all settings.
+This module contains all texts of the page, so that `rl --help` imports no configuration class.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ usage: buckeye rl --model MODEL --dataset PROMPTS --reward FILE.py ...
        buckeye rl --model MODEL --env ENVIRONMENT ...
        buckeye rl @ run.toml ..."""
 _DESCRIPTION = """\
-Train a model. The first two forms write the file of the last one, and start it; without an environment they
-search this folder for one with MCP servers. All forms accept settings. A run may have a file per process:
+Train a model. The first two forms write a configuration file and start it. Without --env and --reward, they
+search this folder for an environment of MCP servers. All forms accept settings. Each process can have a file:
 
   rl --trainer @ train.toml --orchestrator @ orch.toml --inference @ infer.toml"""
 
@@ -30,7 +30,7 @@ FLAGS: dict[str, Rows] = {
         ("--split NAME", "Split of the dataset to train on."),
         ("--prompt-column NAME", "Column with the prompts."),
         ("--answer-column NAME", "Column with the answers, for built-in rewards."),
-        ("--env ENVIRONMENT", "Other environment: ID, PATH, or ID:name=value."),
+        ("--env ENVIRONMENT", "Environment: ID, PATH, or ID:name=value."),
         ("--config FILE.yaml", "Configuration of an MCP environment, from `buckeye rl init`."),
         ("--no-eval", "Do not evaluate on held-out tasks."),
         ("--no-wandb", "Do not log to Weights & Biases."),
@@ -44,13 +44,13 @@ FLAGS: dict[str, Rows] = {
         ("--max-price DOLLARS", "Maximum price of a rented machine, in US $ per hour."),
         ("--max-hours HOURS", "Stop the run after this time."),
         ("--disk-gb GB", "Disk to rent. Default: an estimate for the run."),
-        ("--keep", "Do not end the rented machine; it continues to cost."),
+        ("--keep", "Do not end the rented machine, which continues to cost."),
     ),
     "Behavior": (
         ("--yes", "Do not prompt: use defaults, or report a missing flag."),
         ("--trust", "Trust the programs and addresses of the hub's tasks."),
         ("--dry-run", "Show the plan; write and start nothing."),
-        ("--json", "Print the plan as one JSON object; with @ FILE, its settings."),
+        ("--json", "Print the plan as one JSON object; with @ FILE, all settings."),
         ("--quiet", "Do not print the plan."),
     ),
 }
@@ -85,12 +85,12 @@ _FILE_FLAGS = {".toml": "@", ".yaml": "--config", ".yml": "--config"} | dict.fro
 
 
 def show_rl_page() -> None:
-    """Print the page."""
+    """Print the page of `rl --help`."""
     parts = FLAGS | {"Settings that are often changed": SETTINGS, "Commands (rl COMMAND --help)": _COMMANDS}
     show_page(_USAGE, _DESCRIPTION, parts, _FOOTER)
 
 
 def file_hint(arg: str) -> str:
-    """Return a command with the flag for a file, if the first arg after `rl` is one; else ""."""
+    """Return a hint that names the flag for `arg` if `arg` is a file without a flag, else ""."""
     flag = _FILE_FLAGS.get(Path(arg).suffix)
     return f"Did you mean `buckeye rl {flag} {arg}`?" if flag else ""

@@ -82,7 +82,9 @@ def rollouts(
     task: Annotated[_OptionalText, typer.Option(help="Only tasks with this text in their id.")] = None,
     min_reward: Annotated[float | None, typer.Option(metavar="X", help="Minimum reward.")] = None,
     max_reward: Annotated[float | None, typer.Option(metavar="X", help="Maximum reward.")] = None,
-    search: Annotated[_OptionalText, typer.Option(help="Only rollouts with this in text or error.")] = None,
+    search: Annotated[
+        _OptionalText, typer.Option(help="Only rollouts with this in their text or error.")
+    ] = None,
     errored: Annotated[bool, typer.Option("--errored", help="Only rollouts without a reward.")] = False,
     dropped: Annotated[bool, typer.Option("--dropped", help="Only rollouts of dropped groups.")] = False,
     limit: Annotated[
@@ -111,7 +113,7 @@ def rollouts(
     code 1 if no rollout is found.
     """
     if rollout is not None and group is None:
-        hint = "Add --group: the number counts within a group"
+        hint = "Add --group: every group numbers its rollouts"
         raise UsageError("--rollout: needs --group", code="BK-CLI-MISSING", hint=hint)
     directory = find_run(run)
     conditions = RolloutFilter(
@@ -155,14 +157,16 @@ def _export_rollouts(
 
 
 def _choose_step(run: Path, step: int | None) -> int:
-    """Return the step to show. Raises UsageError if its rollouts are missing, BuckeyeError if all are."""
+    """Return the step to show. Raises UsageError if it has no rollouts, BuckeyeError if the run has none."""
     steps = rollout_steps(run)
     if not steps:
         hint = "Wait for the first step; `buckeye rl clean` deletes rollouts"
         raise BuckeyeError(f"{run} has no rollouts", code="BK-RUN-NO-DATA", hint=hint)
     if step is not None and step not in steps:
-        hint = f"Use one of its {counted(len(steps), 'step')}, from {steps[0]} to {steps[-1]}"
-        raise UsageError(f"--step {step}: {run} has no rollouts of it", code="BK-RUN-NO-DATA", hint=hint)
+        hint = f"Use one of the {counted(len(steps), 'step')}, from {steps[0]} to {steps[-1]}"
+        raise UsageError(
+            f"--step {step}: {run} has no rollouts of this step", code="BK-RUN-NO-DATA", hint=hint
+        )
     return steps[-1] if step is None else step
 
 
@@ -196,7 +200,7 @@ def _lines(
 
 
 def _header(run: Path, step: int, recorded: Sequence[RecordedRollout]) -> str:
-    """Return two lines about the step, from the records of all processes."""
+    """Return two lines about the step: its state and reward, and the number of rollouts."""
     metrics = next(
         (known for known in read_run_metrics(run / "metrics.jsonl").steps() if known.number == step),
         StepMetrics(step, {}),
@@ -206,7 +210,7 @@ def _header(run: Path, step: int, recorded: Sequence[RecordedRollout]) -> str:
     elif "orchestrator" in metrics.records:
         state = "not trained yet"
     else:
-        state = "no batch (the step is not complete, or the run was resumed before it)"
+        state = "no batch (the step is not complete, or the run was resumed from an earlier step)"
     reward = f", reward {metrics.reward:.4f}" if metrics.reward is not None else ""
     cut = sum(rollout.truncated for rollout in recorded)
     errored = sum(rollout.reward is None for rollout in recorded)

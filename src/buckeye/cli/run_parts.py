@@ -1,4 +1,4 @@
-"""Environment, tasks, model and machine for `buckeye rl`: from flags, the working directory, or prompts."""
+"""Find environment, tasks, model and machine for `buckeye rl`, in flags and files or by prompts."""
 
 from __future__ import annotations
 
@@ -37,23 +37,23 @@ _DATASET_KINDS = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PartSearch:
-    """The flags and the parts found; `is_interactive` is True if the user can be prompted."""
+    """Flags, and files of the working directory. `is_interactive` is True if the user can answer prompts."""
 
     flags: TrainFlags
     found: FoundParts
     is_interactive: bool
 
     def redirect_output(self) -> AbstractContextManager[Any]:
-        """Return a context for the output of other commands: stderr if stdout gets a JSON object."""
+        """Return a context that sends the output of other commands to stderr if stdout gets a JSON object."""
         return redirect_stdout(sys.stderr) if self.flags.as_json else nullcontext()
 
 
 class StarterWrittenError(Exception):
-    """A new task file was written, which the user must complete before the run."""
+    """Raised after a new task file was written, because the user must complete the file first."""
 
 
 def refuse_prompts(name: str) -> None:
-    """Raise UsageError if the rows of a dataset are prompts, which need a reward, and not MCP tasks."""
+    """Raise UsageError if the rows of a dataset are prompts in place of MCP tasks: prompts need a reward."""
     path = find_taskset(name)
     if path.exists() and path.suffix not in SUFFIXES and not path.is_dir():
         return
@@ -158,14 +158,14 @@ def _environment_argument(search: PartSearch) -> tuple[str | None, str | None]:
 
 
 def _is_command(answer: str) -> bool:
-    """Return True for a command line: several words, or a program, unless a folder has that name."""
+    """Return True for a command line: several words, or a program, unless a path has that name."""
     return not Path(answer).exists() and (" " in answer or shutil.which(answer) is not None)
 
 
 def find_dataset(search: PartSearch, config: Path) -> str:
     """Return the name or path of the dataset. Raises UsageError.
 
-    If tasks do not name a server, write them as a dataset with the server of the lock file.
+    If tasks do not name a server, write a dataset of these tasks with the server of the lock file.
     """
     name = search.flags.dataset or _choose_dataset(search, config)
     path = find_taskset(name)
@@ -249,7 +249,8 @@ def find_model(search: PartSearch, *, on_gpu: bool) -> str:
     """Return the model: given as a flag, chosen by the user, the only local one, or the default.
 
     Local models are in the working directory or in `models/`, not in the output of a run. The default
-    depends on the kind of machine. Raises UsageError if there are several and the user cannot be prompted.
+    depends on the kind of machine. Raises UsageError if several local models exist and the user cannot
+    answer prompts.
     """
     requested, local = search.flags.model, search.found.models
     if requested is not None:

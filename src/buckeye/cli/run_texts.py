@@ -1,4 +1,4 @@
-"""Texts of the commands on runs, as aligned plain text."""
+"""Format the output of commands on runs as aligned plain text."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from buckeye.runs.status import TREND_STEPS, ProcessStatus, RunStatus
 
 
 def run_list(runs: Iterable[RunStatus]) -> str:
-    """Return one line per run."""
+    """Return a table with one line per run."""
     rows = [("name", "id", "state", "step", "reward", "started", "directory")]
     for run in runs:
         rows.append(

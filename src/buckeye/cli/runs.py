@@ -57,7 +57,9 @@ def list_runs(as_json: _Json = False) -> None:
         return
     typer.echo(run_list(runs) if runs else "You have no runs.")
     if missing:
-        typer.echo(f"{missing} more: directory deleted, or used by another run", err=True)
+        typer.echo(
+            f"{counted(missing, 'run')} not listed: the directory is deleted, or has another run", err=True
+        )
 
 
 def status(
@@ -153,9 +155,9 @@ def stop(
 
 
 def resume(context: typer.Context, run: _NamedRun, as_json: _Json = False) -> None:
-    """Resume a run from its newest checkpoint, with its original flags; more flags of `rl` may follow.
+    """Resume a run from its newest checkpoint, with its original flags and the flags of `rl` that you add.
 
-    The first line shows the command and its folder; the others are the output of the run.
+    Prints the command and its folder, then the output of the run.
     """
     resumed = continuation(find_run(run), context.args)
     argv, folder = ["rl", *resumed.arguments], str(resumed.working_directory)

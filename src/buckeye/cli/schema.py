@@ -20,7 +20,10 @@ from buckeye.mcp.config import gym_schema
 
 
 def schema(
-    directory: Annotated[Path | None, typer.Argument(metavar="DIR", help="Write one file each here.")] = None,
+    directory: Annotated[
+        Path | None,
+        typer.Argument(metavar="DIR", help="Folder for one file per schema. Default: print them."),
+    ] = None,
 ) -> None:
     """Print the JSON Schemas of all configuration files, for editors that complete and check keys."""
     schemas = {name: json_schema(model) for name, model in configurations().items()} | {"gym": gym_schema()}

@@ -27,10 +27,10 @@ def asks_for_help(argv: Sequence[str]) -> bool:
 
 
 def show_help(model: type[BaseConfig], prog: str, argv: Sequence[str]) -> None:
-    """Print the requested help.
+    """Print the page of a command, the settings of a section, or all settings.
 
-    That is the page of the command, the settings of one section (`--help SECTION`), or all settings, one per
-    line (`--help-all`). Raises UsageError for an unknown section.
+    `--help SECTION` prints a section, `--help-all` prints all settings, one per line. Raises UsageError for
+    an unknown section.
     """
     section = next((argv[i + 1] for i in range(len(argv) - 1) if argv[i] in _HELP), "")
     if _HELP_ALL in argv:

@@ -1,4 +1,4 @@
-"""`buckeye rl`: start a run from a configuration file or from its parts."""
+"""`buckeye rl`: start a run from a configuration file or from flags."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from buckeye.errors import UsageError
 from buckeye.launch.preflight.check import Check
 from buckeye.setup.recipe.flags import parse_train_args
 
-_HINT = "Fix these; `buckeye rl doctor` with the same configuration shows all checks"
+_HINT = "Fix these problems; `buckeye rl doctor` with this configuration shows all checks"
 
 
 def rl(argv: list[str]) -> int:
@@ -35,7 +35,7 @@ def rl(argv: list[str]) -> int:
     settings, as_json = args.plain_settings(), args.flags.as_json
     if as_json and not args.flags.dry_run:
         hint = "Add --dry-run"
-        raise UsageError("--json is for a plan", code="BK-CLI-CONFLICT", hint=hint)
+        raise UsageError("--json prints the plan of a dry run", code="BK-CLI-CONFLICT", hint=hint)
     config = load(RLConfig, settings, "rl")
     if args.flags.remote:
         from buckeye.cli.remote import show_remote, start_remote
@@ -56,7 +56,7 @@ def rl(argv: list[str]) -> int:
 
 
 def start(config: RLConfig, command: list[str]) -> int:
-    """Run the quick checks, and start the run. `command` is the command line that starts it again."""
+    """Run the quick checks, and start the run. `command` is the command line of the run."""
     need("torch", "Training")
     from buckeye.analysis.diagnosis.diagnose import report_findings  # imports numpy
     from buckeye.launch.rl import run_rl
@@ -86,7 +86,7 @@ def _check_before_start(config: RLConfig) -> None:
 
 
 def _failed_checks_error(failed: list[Check]) -> UsageError:
-    """Return the error for failed checks. Its code is theirs if they have one, else BK-PREFLIGHT."""
+    """Return the error for failed checks. Its code is the code that all of them share, else BK-PREFLIGHT."""
     if len(failed) == 1 and failed[0].do:
         return UsageError(f"{failed[0].name}: {failed[0].seen}", code=failed[0].code, hint=failed[0].do)
     codes = {check.code for check in failed}

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command; its `name` is without `buckeye`: `rl init`. Its function is in `module` of this package.
+    """Command of `buckeye`. Its `name` omits `buckeye`: `rl init`. `module` contains its function.
 
-    With `takes_settings` its flags are settings: the function gets the args after its name and returns the
-    exit code. Other functions have parameters that typer parses.
+    If `takes_settings` is True, the flags of the command are settings: its function receives the args after
+    the name and returns the exit code. Otherwise, typer parses the args.
     """
 
     name: str
@@ -103,7 +103,7 @@ TITLES = {
         "Third-party": ("install", "list", "remove", "trust"),
     },
 }
-"""The commands of a group that help shows together, by title."""
+"""Titles in the help of a group, each with its commands."""
 
 
 def find_command(argv: Sequence[str]) -> tuple[str, list[str]]:

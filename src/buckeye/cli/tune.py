@@ -33,11 +33,11 @@ def tune(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Find a learning rate for a run with short forks of it.
+    """Find a learning rate with short forks of a run.
 
-    First by the policy change per step, on the batches of one fork that does not train, then by the rewards
-    of forks that train. CONFIG is the same as for `rl`: `@ run.toml`, flags. Writes the setting to a new
-    file. Exit code 1 if the first fork fails.
+    The first fork collects batches without training. They show how much each learning rate changes the
+    policy per step. Further forks train, and their rewards decide. CONFIG consists of files and flags as for
+    `rl`: `@ run.toml`. Writes the learning rate to a new file. The exit code is 1 if the first fork fails.
     """
     settings, seconds = context.args, _parse_seconds(budget)
     if not settings:

@@ -1,4 +1,4 @@
-"""Commands that are annotated functions: typer parses their args, and the help has Buckeye's layout."""
+"""Run commands whose args typer parses, and print their help in Buckeye's layout."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ACCEPTS_SETTINGS = {"rl doctor", "rl resume", "rl tune"}
 
 
 class PageCommand(TyperCommand):
-    """A command with a page of help."""
+    """Typer command whose help has Buckeye's layout."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Print the usage, the description, the arguments and the options."""

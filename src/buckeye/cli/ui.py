@@ -22,7 +22,7 @@ def ui(
         typer.Argument(metavar="RUN|DIR", help="A run, or a directory with runs. Default: all known runs."),
     ] = None,
     host: Annotated[
-        str, typer.Option(help="Address to listen on; any but a local one requires a key.")
+        str, typer.Option(help="Address to listen on. An address that is not local requires a key.")
     ] = "127.0.0.1",
     port: Annotated[
         int | None,
@@ -48,8 +48,8 @@ def report(
 ) -> None:
     """Write a run as one HTML file that opens offline.
 
-    The file has findings, curves, evaluations with intervals, rollouts, logs and settings. It leaves out keys
-    and the folders of this machine.
+    The file contains findings, curves, evaluations with intervals, rollouts, logs and settings. Keys and the
+    folders of this machine are removed.
     """
     from buckeye import runs
     from buckeye.run_files.known_runs import find_run

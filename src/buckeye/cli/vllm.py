@@ -1,4 +1,4 @@
-"""`buckeye vllm`: install the separate environment of vLLM."""
+"""`buckeye vllm`: install vLLM in a separate environment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The processes of a run, and `buckeye serve`: each function runs one process."""
+"""Run one process of a run: the trainer, the orchestrator, or the inference server (`buckeye serve`)."""
 
 from __future__ import annotations
 

@@ -37,15 +37,15 @@ _MAX_NUMBER = 1e300
 _START_SECONDS = 10.0
 
 Matches = Callable[[Any], Sequence[Mapping[str, Any]]]
-"""Return the tests for an answer, as graders have them; the best one counts. Raises ValueError."""
+"""Function that returns the grader tests for an answer. One passed test is enough. Raises ValueError."""
 
 
 def built_in_reward(
     spec: str, tasks: Sequence[Task], answer_column: str | None
 ) -> AnswerReward | SchemaReward | CodeReward:
-    """Return the built-in reward of a spec such as `exact` or `regex:^yes`.
+    """Return the built-in reward that a spec such as `exact` or `regex:^yes` names.
 
-    Raises UsageError with every task that lacks the value that the reward compares with.
+    Raises UsageError with every task that has no answer or no tests for the reward.
     """
     name, _, argument = spec.partition(":")
     columns = list(tasks[0].data["row"]) if tasks else []
@@ -64,7 +64,7 @@ def built_in_reward(
     if column not in columns:
         missing = "of answers" if column is None else repr(column)
         raise UsageError(
-            f"the reward `{name}` compares with an answer, and the dataset has no column {missing}",
+            f"the reward `{name}` needs answers, and the dataset has no column {missing}",
             code="BK-REWARD",
             hint=suggestion(closest(column or "", columns, count=1))
             or f"name the column: {name}:COLUMN. Expected one of {', '.join(ANSWER_COLUMNS)}",
@@ -73,12 +73,12 @@ def built_in_reward(
 
 
 class AnswerReward:
-    """Reward that tests the reply in a confined process: 1 if a test passes, else 0."""
+    """Reward that tests the reply in a sandboxed process: 1 if a test passes, else 0."""
 
     needs_group = False
 
     def __init__(self, name: str, tasks: Sequence[Task], column: str | None, matches: Matches) -> None:
-        """Raises UsageError with every task whose answer cannot be compared with."""
+        """Raises UsageError with every task that has no usable answer."""
         self.name = name
         self._column = column
         self._matches = matches
@@ -105,7 +105,7 @@ class AnswerReward:
         return [await self._best(tests, completion.text) for completion in completions]
 
     def with_answers(self, tasks: Sequence[Task]) -> list[Task]:
-        """Return the tasks with the answer that this reward accepts, for `buckeye env check`."""
+        """Return the tasks with the accepted answer in their data, where `buckeye env check` finds it."""
         if self._column is None:
             return list(tasks)
         return [
@@ -177,7 +177,7 @@ class SchemaReward:
 
 
 def _read_schema(argument: str) -> Any:
-    """Return the JSON Schema of a file; without a file, one that accepts every JSON value."""
+    """Return the JSON Schema of a file; without a file, a schema that accepts every JSON value."""
     need("jsonschema", "the reward `json`")
     import jsonschema
 
@@ -201,7 +201,7 @@ def _read_schema(argument: str) -> Any:
 class CodeReward:
     """Reward for Python: the share of the row's tests that the code in the reply passes.
 
-    It runs confined, without network, with limits on time and memory.
+    The code runs in a sandbox without network, with limits on time and memory.
     """
 
     name = "code"
@@ -229,7 +229,9 @@ class CodeReward:
     def _tests(self, task: Task) -> list[dict[str, str]]:
         value = task.data["row"].get(str(self._column))
         if isinstance(value, str) and value.lstrip()[:1] in "[{" and value.strip():
-            with contextlib.suppress(ValueError, RecursionError):  # Python that begins with a bracket
+            with contextlib.suppress(
+                ValueError, RecursionError
+            ):  # not JSON, but Python that begins with a bracket
                 value = json.loads(value)
         if isinstance(value, str) and value.strip():
             value = [_with_call_of_check(value, task.data["row"].get("entry_point"))]
@@ -264,7 +266,7 @@ class CodeReward:
 
 
 def find_code(reply: str) -> str:
-    """Return the code of a reply: its last fence for Python, else its last one without a language, or all."""
+    """Return the code of a reply: its last Python fence, else its last fence without a language, else all."""
     fences = _FENCE.findall(reply)
     for names in (("python", "py", "python3"), ("",)):
         found = [code for name, code in fences if name.lower() in names]
@@ -274,7 +276,7 @@ def find_code(reply: str) -> str:
 
 
 def _with_call_of_check(test: str, entry_point: Any) -> str:
-    """Return a test that calls its function `check`, as in HumanEval, with the function of the reply."""
+    """Return the test with a call `check(entry_point)` if it only defines `check`, as HumanEval does."""
     if re.search(r"^def check\(", test, re.MULTILINE) is None or re.search(r"^check\(", test, re.MULTILINE):
         return test
     if not isinstance(entry_point, str) or not entry_point.isidentifier():
@@ -283,11 +285,11 @@ def _with_call_of_check(test: str, entry_point: Any) -> str:
 
 
 def _tests_of(value: Any) -> list[dict[str, str]]:
-    """Return the tests of a list of Python texts, a list of inputs with outputs, or two such lists."""
+    """Return the tests in a list of Python texts, in a list of inputs with outputs, or in two lists."""
     if isinstance(value, Mapping) and {"inputs", "outputs"} <= set(value):
         inputs, outputs = value["inputs"], value["outputs"]
         if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs):
-            raise ValueError("`inputs` and `outputs` are not lists of one length")
+            raise ValueError("`inputs` and `outputs` are not lists of equal length")
         value = [{"input": i, "output": o} for i, o in zip(inputs, outputs, strict=True)]
     tests: list[dict[str, str]] = []
     for number, test in enumerate(value if isinstance(value, list) else [], 1):

@@ -2,7 +2,7 @@
 
 It reads `{"code", "tests", "seconds", "key"}` as JSON from standard input, and writes `{"passed", "failures",
 "key"}` to the file RESULT. Each test runs in its own process, `python -I code_runner.py --test FD`, which
-does not receive expected outputs. It imports nothing of Buckeye.
+does not receive expected outputs. The program imports nothing of Buckeye.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _PR_SET_DUMPABLE = 4
 
 
 def main(result: str) -> None:
-    """Run the tests, and write the result."""
+    """Run the tests of the request on stdin, and write the result to the file `result`."""
     request = json.load(sys.stdin)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     if sys.platform == "linux":  # the tested code cannot read this process
@@ -86,7 +86,7 @@ def _read(file: IO[bytes]) -> str:
 
 
 def _wait(child: subprocess.Popen[bytes], seconds: float) -> bool:
-    """Return True if the child ends in time. It and its own children are killed in any case."""
+    """Return True if the child ends in time. Kills the child and its own children in any case."""
     with contextlib.suppress(subprocess.TimeoutExpired):
         child.wait(seconds)
     in_time = child.returncode is not None
@@ -115,7 +115,7 @@ def run_in_child(channel: int) -> NoReturn:
     except SystemExit as error:
         with contextlib.suppress(OSError, ValueError):
             sys.stdout.flush()
-        if error.code in (None, 0) and is_program:  # a program may end so
+        if error.code in (None, 0) and is_program:  # a program may call exit()
             os.pwrite(channel, token, 0)
         else:
             _report(f"SystemExit: {error.code}")

@@ -1,4 +1,4 @@
-"""The environment of a dataset: it asks each prompt once, and adds the weighted rewards of the reply."""
+"""Environment of a dataset: the policy replies once to each prompt, and rewards score the reply."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _BASELINE_TASKS = 8
 _BASELINE_SECONDS = 60.0
 
 RewardSpec = str | Callable[..., Any]
-"""File, module or built-in of a reward; or the function itself."""
+"""Reward: the name of a file, a module function or a built-in reward; or a function."""
 
 
 def load_environment(
@@ -43,8 +43,8 @@ def load_environment(
     """Return the environment of the dataset at `path`: a file, a folder, or ORG/NAME on the hub.
 
     `reward` is one or several of `FILE.py`, `FILE.py:FUNCTION`, `MODULE:FUNCTION`, and built-in rewards.
-    Their sum is weighted by `reward_weights`. A tenth of the rows is held out, unless the dataset has a split
-    `test` or `validation`, or `eval_path` names one. Raises UsageError.
+    `reward_weights` has the weight of each reward in the sum. Evaluations use the rows of `eval_path`, else
+    the split `test` or `validation`, else a tenth of the rows. Raises UsageError.
     """
     prompts = read_prompts(
         path,
@@ -58,10 +58,10 @@ def load_environment(
 
 
 def evaluation_split(split: str | None) -> str:
-    """Return the split of the tasks to evaluate on, where `eval_path` is the dataset itself.
+    """Return the name of the environment's split that `buckeye eval` uses if `eval_path` is the dataset.
 
-    No row is held out then. Without a chosen `split` of the dataset, the rows are those of its split `test`
-    or `validation`, or else all rows.
+    With `split`, that split of the dataset is `train`. Otherwise, `eval` has the rows of the dataset's split
+    `test` or `validation`, or else all rows.
     """
     return TRAIN if split else EVAL
 
@@ -118,7 +118,7 @@ def _distinct_names(rewards: Sequence[Reward]) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class WeightedReward:
-    """Reward under its name in the components of an outcome, and its weight in the sum."""
+    """Reward with its weight in the sum, and its name in the components of an outcome."""
 
     name: str
     reward: Reward
@@ -126,10 +126,10 @@ class WeightedReward:
 
 
 class DatasetEnvironment:
-    """Environment that asks each prompt once and grades the reply by rewards."""
+    """Environment where the policy replies once to each prompt, and rewards score the reply."""
 
     _group_size = 1
-    """Replies that a reward needs in one call."""
+    """Number of replies that a reward needs in one call."""
 
     def __init__(
         self, name: str, splits: Mapping[str, Sequence[Task]], rewards: Sequence[WeightedReward]
@@ -144,7 +144,7 @@ class DatasetEnvironment:
         return tuple(self._splits)
 
     def tasks(self, split: str) -> Sequence[Task]:
-        """Return the tasks of a split. Raises KeyError, with the existing splits, for an unknown one."""
+        """Return the tasks of a split. Raises KeyError for an unknown split."""
         if split not in self._splits:
             raise KeyError(f"{self.name} has no split {split!r}; it has {', '.join(self._splits)}")
         return self._splits[split]
@@ -155,12 +155,12 @@ class DatasetEnvironment:
         return (await self._grade(task, [completion]))[0]
 
     async def baseline_report(self) -> str:
-        """Return a line with the mean reward of replies without content, over the first training tasks."""
+        """Return a line with the mean reward of empty replies and repeated prompts, on a few tasks."""
         try:
             async with asyncio.timeout(_BASELINE_SECONDS):
                 return await self._measure_baseline()
         except TimeoutError:
-            return f"the reward of replies without content is unknown: no result in {_BASELINE_SECONDS:g} s"
+            return f"the reward of empty replies is unknown: no result in {_BASELINE_SECONDS:g} s"
 
     async def _measure_baseline(self) -> str:
         tasks = list(self._splits[TRAIN][:_BASELINE_TASKS])
@@ -183,7 +183,7 @@ class DatasetEnvironment:
         return f"without content, {' and '.join(parts)} (mean reward over {len(tasks)} prompts)"
 
     async def _grade(self, task: Task, completions: Sequence[Completion]) -> list[Outcome]:
-        """Return the outcomes of replies to a task. A reward that fails is an error, never a reward of 0."""
+        """Return the outcomes of replies to a task. If a reward fails, the outcome is an error."""
         parts = (_scored(part.reward, task, completions) for part in self._rewards)
         columns: list[list[GraderVerdict]] = []
         for scored in await asyncio.gather(*parts):
@@ -208,20 +208,20 @@ class DatasetEnvironment:
 class GroupDatasetEnvironment(DatasetEnvironment):
     """Environment of a dataset with a reward function that scores all replies of a group in one call.
 
-    A pending outcome carries its reply as JSON, so that no state remains of a group that is dropped.
+    A pending outcome contains its reply as JSON, so that the environment keeps no state of dropped groups.
     """
 
     _group_size = 2
 
     async def rollout_in_group(self, task: Task, policy: Policy) -> Outcome:
-        """Call the policy once, and leave its reply pending."""
+        """Call the policy once, and return a pending outcome with its reply."""
         completion = _completion_of(await policy.chat(task.messages))
         ids = None if completion.token_ids is None else list(completion.token_ids)
         fields = [completion.text, dict(completion.message), ids, completion.truncated]
         return Outcome(reward=None, pending=json.dumps(fields))
 
     async def finish_group(self, task: Task, outcomes: Sequence[Outcome]) -> Sequence[Outcome]:
-        """Return the outcomes of a task's replies with their rewards. Errors stay unchanged."""
+        """Return the outcomes with the rewards of pending ones. Outcomes with errors stay unchanged."""
         completions = [Completion(*json.loads(o.pending)) for o in outcomes if o.pending is not None]
         graded = iter(await self._grade(task, completions) if completions else ())
         return [outcome if outcome.pending is None else next(graded) for outcome in outcomes]
@@ -230,10 +230,10 @@ class GroupDatasetEnvironment(DatasetEnvironment):
 async def _scored(
     reward: Reward, task: Task, completions: Sequence[Completion]
 ) -> list[GraderVerdict] | Outcome:
-    """Return the verdicts of a reward, or the outcome of its error, which must not end the event loop."""
+    """Return the verdicts of a reward, or an error outcome if the reward fails."""
     try:
         return await reward.score(task, completions)
-    except OutcomeError as error:  # its message has the place
+    except OutcomeError as error:  # its message already names the line of code
         return error_outcome("score", str(error))
     except THIRD_PARTY_ERRORS as error:
         return outcome_of_exception("score", error)

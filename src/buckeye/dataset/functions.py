@@ -1,4 +1,4 @@
-"""Reward functions: loaded from a file or a module, and called by the names of their parameters."""
+"""Load reward functions from files and modules, and pass the arguments that their parameters name."""
 
 from __future__ import annotations
 
@@ -35,24 +35,24 @@ _EXPECTED = (
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """Reply to a prompt, as rewards read it. `text` has no reasoning, if the chat template separates it."""
+    """Reply to score. `text` omits the reasoning if the chat template separates reasoning from the answer."""
 
     text: str
     message: Mapping[str, Any]
     token_ids: Sequence[int] | None = None
-    """None where they are unknown: in worker processes, and for models of other servers."""
+    """None if unknown: in worker processes, and for models of other servers."""
     truncated: bool = False
 
 
 class Reward(Protocol):
-    """Source of a number for each reply to a task."""
+    """Object that scores replies to a task."""
 
     name: str
     needs_group: bool
     """True if the replies of a group are scored together."""
 
     async def score(self, task: Task, completions: Sequence[Completion]) -> list[GraderVerdict]:
-        """Return a finite score for each reply. Raises OutcomeError for another value."""
+        """Return a finite score for each reply. Raises OutcomeError for any other value."""
         ...
 
 
@@ -65,7 +65,7 @@ class FunctionReward:
     """
 
     def __init__(self, function: Callable[..., Any], columns: Collection[str]) -> None:
-        """Raises UsageError if a parameter is neither of the reply nor a column."""
+        """Raises UsageError if a required parameter is unknown."""
         self.name = str(getattr(function, "__name__", type(function).__name__))
         self._function = function
         self._code = getattr(inspect.unwrap(function), "__code__", None)
@@ -139,7 +139,7 @@ class FunctionReward:
         if self._needs_tokens and _TOKENS not in known:
             raise OutcomeError(
                 f"`{self.name}`{self._where} needs `{_TOKENS}`, which are unknown in a worker process and "
-                "for a model of another server: measure the completion in place of them"
+                "for a model of another server: use the completion instead"
             )
         return known if self._takes_all else {name: known[name] for name in self._names if name in known}
 
@@ -151,7 +151,7 @@ class FunctionReward:
         return await self._in_time(value) if inspect.isawaitable(value) else value
 
     async def _in_time(self, work: Awaitable[Any]) -> Any:
-        """Return the result of `work`. The limit does not include the wait for earlier calls."""
+        """Return the result of `work`. Raises OutcomeError after the time limit."""
         try:
             async with asyncio.timeout(_SECONDS) as limit:
                 return await work
@@ -162,7 +162,9 @@ class FunctionReward:
 
     def _verdicts(self, values: Any, count: int) -> list[GraderVerdict]:
         if inspect.isawaitable(values):
-            to_finite_float(values, f"the reward of `{self.name}`")  # raises: it was not awaited
+            to_finite_float(
+                values, f"the reward of `{self.name}`"
+            )  # raises OutcomeError: the function did not await its result
         if isinstance(values, str | bytes | Mapping | Set) or not hasattr(values, "__len__"):
             raise OutcomeError(
                 f"`{self.name}`{self._where} returned {str(values)[:80]!r}, not a list of {count} numbers"
@@ -179,7 +181,7 @@ class FunctionReward:
 
 
 def _prompt(task: Task) -> Any:
-    """Return the prompt as the dataset has it: a text, or a list of messages."""
+    """Return the prompt in the form of the dataset: a text, or a list of messages."""
     return task.messages[0]["content"] if task.data["is_text"] else [dict(m) for m in task.messages]
 
 
@@ -228,7 +230,7 @@ def _public_functions(module: ModuleType) -> dict[str, Callable[..., Any]]:
 
 
 def _only_function(module: ModuleType, where: str) -> Callable[..., Any]:
-    """Return the only public function of a module, or the one with a usual name."""
+    """Return the only public function of a module, or the function with a usual name such as `reward`."""
     functions = _public_functions(module)
     usual = [name for name in _USUAL_NAMES if name in functions]
     if len(functions) == 1 or usual:
@@ -238,5 +240,5 @@ def _only_function(module: ModuleType, where: str) -> Callable[..., Any]:
     raise UsageError(
         f"{where} defines several functions: {', '.join(functions)}",
         code="BK-REWARD",
-        hint=f"name one: {where}:{next(iter(functions))}",
+        hint=f"name the function: {where}:{next(iter(functions))}",
     )

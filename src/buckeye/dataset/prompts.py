@@ -1,4 +1,4 @@
-"""Tasks from rows: the columns of prompts and answers, messages, and the split that is held out."""
+"""Make tasks from rows: find the columns of prompts and answers, and hold out rows for evaluation."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from buckeye.errors import UsageError
 Kind = Literal["tasks", "prompts", "chats"]
 
 PROMPT_COLUMNS = ("prompt", "messages", "question", "problem", "instruction", "query", "input")
-"""Columns with prompts, if none is named; `prompt` and `messages` win over the others."""
+"""Names of columns that may have prompts. If a dataset has several, `prompt` or `messages` is used."""
 ANSWER_COLUMNS = (
     "answer", "solution", "ground_truth", "target", "label", "expected", "reference", "output", "response",
 )  # fmt: skip
-"""Columns with answers, if none is named; the first that exists counts."""
+"""Names of columns that may have answers. The first one that exists is used."""
 _TASK_COLUMNS = {"mcp_config", "evaluate_tool", "setup_tool"}
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 _HELD_OUT = ("test", "validation")
 _SHARE = 10
-"""One in this many rows is held out."""
+"""Inverse of the share of rows that are held out."""
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Columns:
-    """Kind of a dataset, and the names of its columns. `answer` is None without a column of answers."""
+    """Kind of a dataset, and the names of its columns. `answer` is None if no column has answers."""
 
     kind: Kind
     prompt: str
@@ -43,7 +43,7 @@ class Columns:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prompts:
-    """Tasks of a dataset by split, its columns, and a line that describes them."""
+    """Tasks of a dataset by split, its columns, and a line that describes both."""
 
     splits: Mapping[str, Sequence[Task]]
     columns: Columns
@@ -60,9 +60,9 @@ def read_prompts(
 ) -> Prompts:
     """Return the tasks of a dataset.
 
-    `split` names the rows to train on. `eval` has the rows of `eval_source`; without it, those of the split
-    `test` or `validation`; without these, a tenth of the rows, chosen by a hash of the prompt. Raises
-    UsageError with every row that has no usable prompt.
+    `split` names the rows to train on. Evaluations use the rows of `eval_source`, else the split `test` or
+    `validation`, else a tenth of the rows, chosen by a hash of the prompt. Raises UsageError with every row
+    that has no usable prompt.
     """
     splits = read_splits(source)
     chosen = _choose_split(source, splits, split)
@@ -79,7 +79,7 @@ def _held_out_rows(splits: Mapping[str, Sequence[Row]]) -> Sequence[Row] | None:
 
 
 def rows_of_values(values: Iterable[Any], name: str) -> list[Row]:
-    """Return rows in memory, which messages call `name`. Raises UsageError for no row or a wrong one."""
+    """Return rows for values in memory; error messages call each row `name`. Raises UsageError."""
     rows = [Row(value, f"{name} {number}") for number, value in enumerate(values, 1)]
     if not rows:
         raise UsageError("the dataset has no rows", code="BK-DATA-FORMAT", hint="add rows with prompts")
@@ -120,7 +120,7 @@ def make_prompts(
 def find_columns(
     source: str, rows: Sequence[Row], prompt_column: str | None = None, answer_column: str | None = None
 ) -> Columns:
-    """Return the columns of a dataset's rows. Raises UsageError if none has prompts, or several might."""
+    """Return the columns of a dataset. Raises UsageError unless exactly one column may have the prompts."""
     names = list(dict.fromkeys(name for row in rows for name in row.values))
     for flag, wanted in (("prompt_column", prompt_column), ("answer_column", answer_column)):
         if wanted is not None and wanted not in names:
@@ -147,7 +147,7 @@ def find_columns(
 
 
 def _has_mcp_tasks(rows: Sequence[Row], names: Sequence[str]) -> bool:
-    """Return True if the rows have columns of MCP tasks. A `grade` that is a text or a number is data."""
+    """Return True if the rows are MCP tasks. A column `grade` with texts or numbers is ordinary data."""
     if _TASK_COLUMNS & set(names):
         return True
     return any(isinstance(row.values.get("grade"), dict | list) for row in rows)
@@ -162,7 +162,7 @@ def _choose_prompt_column(source: str, rows: Sequence[Row], names: Sequence[str]
             f"{source}: several columns might be the prompt: {', '.join(found)}",
             code="BK-DATA-FORMAT",
             at=rows[0].at,
-            hint=f"choose one, {_column_argument(found[0])}",
+            hint=f"choose a column, {_column_argument(found[0])}",
         )
     column = names[0] if names else "NAME"
     raise UsageError(
@@ -205,7 +205,7 @@ def _make_task(row: Row, columns: Columns, task_id: str) -> Task:
     if columns.kind == "chats":
         if len(messages) < 2 or messages[-1].get("role") != "assistant":
             raise row_error(
-                "the chat does not end with a reply of the assistant, as the first one does", row.at
+                "the chat does not end with a reply of the assistant, as the first chat does", row.at
             )
         *messages, reply = messages
         if columns.answer is not None and data.get(columns.answer) is None:
@@ -221,7 +221,7 @@ def _make_task(row: Row, columns: Columns, task_id: str) -> Task:
 
 
 def _decoded(value: Any) -> Any:
-    """Return the messages that a text of JSON holds, as in CSV files; other values unchanged."""
+    """Return the messages that a JSON text contains, as in CSV files; return other values unchanged."""
     if isinstance(value, str) and value.lstrip().startswith('[{"'):
         try:
             return json.loads(value)
@@ -269,8 +269,8 @@ def _message(message: Any, number: int) -> Message:
 def hold_out(tasks: Sequence[Task]) -> tuple[list[Task], list[Task]]:
     """Return the tasks to train on, and a tenth to evaluate on. Tasks with equal prompts stay together.
 
-    The choice depends on the prompt alone, so that it is the same in each run. With too few tasks for a
-    tenth, the one with the smallest hash is held out; one task alone is trained on.
+    The choice depends on the prompt alone, so that every run holds out the same tasks. If a tenth is less
+    than one task, the task with the smallest hash is held out. A single task is never held out.
     """
     hashes = [_prompt_hash(task) for task in tasks]
     chosen = {value for value in hashes if value % _SHARE == 0}

@@ -1,4 +1,4 @@
-"""Files and extras that a dataset environment needs on the machine that runs it, from its arguments."""
+"""List the files and extras that a machine needs to run a dataset environment."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def is_dataset_environment(env_id: str) -> bool:
 
 
 def named_files(args: Mapping[str, Any]) -> list[str]:
-    """Return the files that rewards name, as written there: Python files, and schemas."""
+    """Return the Python files and JSON Schemas that rewards name, with unchanged paths."""
     files = []
     for spec in _rewards(args):
         before, sign, _ = spec.partition(".py:")
@@ -31,7 +31,7 @@ def named_files(args: Mapping[str, Any]) -> list[str]:
 
 
 def imported_files(args: Mapping[str, Any]) -> list[Path]:
-    """Return the modules in the folders of reward files that these import, also indirectly."""
+    """Return the modules that reward files import from their own folder, also indirectly."""
     found: dict[Path, None] = {}
     for name in named_files(args):
         file = Path(name).expanduser().absolute()
@@ -40,7 +40,7 @@ def imported_files(args: Mapping[str, Any]) -> list[Path]:
         finder = ModuleFinder(path=[str(file.parent)])
         try:
             finder.run_script(str(file))
-        except (SyntaxError, OSError, ValueError):  # loading the environment reports it
+        except (SyntaxError, OSError, ValueError):  # loading the environment reports this error
             continue
         names = [getattr(module, "__file__", None) for module in finder.modules.values()]
         found |= dict.fromkeys(path for path in map(Path, filter(None, names)) if path != file)
@@ -48,7 +48,7 @@ def imported_files(args: Mapping[str, Any]) -> list[Path]:
 
 
 def needed_extras(args: Mapping[str, Any]) -> set[str]:
-    """Return the extras whose libraries the environment imports."""
+    """Return the extras of Buckeye whose libraries the environment imports."""
     extras = set()
     sources = [args[name] for name in ("path", "eval_path") if isinstance(args.get(name), str)]
     if any(map(_needs_hub, sources)):
@@ -64,6 +64,6 @@ def _rewards(args: Mapping[str, Any]) -> list[str]:
 
 
 def _needs_hub(source: str) -> bool:
-    """Return True for Parquet files, and for a dataset of the hub."""
+    """Return True for Parquet files, and for a dataset on the Hugging Face hub."""
     path = Path(source).expanduser()
     return not path.exists() or path.suffix == _PARQUET or (path.is_dir() and any(path.rglob(f"*{_PARQUET}")))

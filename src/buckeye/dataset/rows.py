@@ -1,4 +1,4 @@
-"""Reader of the rows of a dataset: JSON Lines, JSON, CSV or Parquet; a file, a folder, or a hub id."""
+"""Read the rows of a dataset from a file, a folder or the hub, in JSON Lines, JSON, CSV or Parquet."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _DELIMITERS = ",;\t|"
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row: its values by column, and its place (`prompts.jsonl:3`, or `prompts.parquet: row 3`)."""
+    """Row of a dataset: its values by column, and its location, such as `prompts.jsonl:3`."""
 
     values: Mapping[str, Any]
     at: str
@@ -51,8 +51,8 @@ class Row:
 def read_splits(source: str) -> dict[str, list[Row]]:
     """Return the rows of a file, folder or hub dataset (`ORG/NAME` or `ORG/NAME/SUBSET`), by split.
 
-    A split is named by the file or its folder (`train`, `test`, `validation`), or by a key of a JSON object.
-    Rows without such a name are `train`. Raises UsageError with every row that cannot be read.
+    The name of the file, of its folder, or of a key of a JSON object names the split: `train`, `test` or
+    `validation`. Other rows are `train`. Raises UsageError with every row that cannot be read.
     """
     path = _locate(source)
     files = _files_of_folder(path) if path.is_dir() else [(TRAIN, path)]
@@ -66,7 +66,7 @@ def read_splits(source: str) -> dict[str, list[Row]]:
 
 
 def raise_problems(problems: Sequence[UsageError], source: str) -> None:
-    """Raise the problem if there is one, or an error that lists the first ones."""
+    """Raise a single problem, or one error that lists the first of several problems."""
     if len(problems) == 1:
         raise problems[0]
     if problems:
@@ -115,13 +115,13 @@ def _locate(source: str) -> Path:
 
 
 def _files_of_folder(folder: Path) -> list[tuple[str, Path]]:
-    """Return the files with rows in a folder, with the split that their names state."""
+    """Return the files with rows in a folder, each with its split. The split comes from the file name."""
     hidden = lambda path: any(part.startswith(".") for part in path.relative_to(folder).parts)  # noqa: E731
     files = [path for path in sorted(folder.rglob("*")) if path.suffix in SUFFIXES and not hidden(path)]
     files = [path for path in files if path.name not in _METADATA_FILES]
     splits = {path: _split_of(path.relative_to(folder)) for path in files}
     if TRAIN in splits.values() and (others := [path.name for path, split in splits.items() if not split]):
-        log.warning("%s: not read, because their names state no split: %s", folder, ", ".join(others))
+        log.warning("%s: not read, because their names contain no split: %s", folder, ", ".join(others))
         splits = {path: split for path, split in splits.items() if split}
     data = [(split or TRAIN, path) for path, split in splits.items()]
     if not data:
@@ -135,7 +135,7 @@ def _files_of_folder(folder: Path) -> list[tuple[str, Path]]:
         raise UsageError(
             f"{folder} has several subsets: {', '.join(subsets)}",
             code="BK-DATA-FORMAT",
-            hint=f"choose one: append /{subsets[0]} to the name of the dataset",
+            hint=f"choose a subset: append /{subsets[0]} to the name of the dataset",
         )
     return data
 
@@ -151,7 +151,7 @@ def _is_in_subset(folder: Path, path: Path) -> bool:
 
 
 def _read_file(path: Path) -> dict[str | None, list[Row]]:
-    """Return the rows of a file by split; None is the split of a file that names none."""
+    """Return the rows of a file by split. The split is None if the file does not name it."""
     if path.suffix not in SUFFIXES:
         raise UsageError(
             f"{path} is not a file with rows",
@@ -214,7 +214,7 @@ def _object_row(value: Any, at: str) -> Row:
 
 
 def _json_rows(text: str, path: Path) -> dict[str | None, list[Row]]:
-    """Return the rows of a JSON text by split: a list of rows, one row, or an object of lists."""
+    """Return the rows of a JSON text by split. The text is a list of rows, a row, or an object of lists."""
     start = _skip(text, 0)
     try:
         if text[start] == "[":
@@ -231,12 +231,16 @@ def _json_rows(text: str, path: Path) -> dict[str | None, list[Row]]:
 
 
 def _rows_of_object(value: Mapping[str, Any], path: Path) -> dict[str | None, list[Row]]:
-    """Return the rows of an object: a list of rows for each split, or of values for each column."""
+    """Return the rows of an object with a list of rows per split, or a list of values per column."""
     if not all(isinstance(part, list) for part in value.values()):
         hint = 'write [{"prompt": "..."}, ...]'
-        if all(isinstance(part, dict) for part in value.values()):  # the default of pandas
+        if all(
+            isinstance(part, dict) for part in value.values()
+        ):  # format of pandas.DataFrame.to_json by default
             hint = 'with pandas, write it by `to_json(path, orient="records", lines=True)`'
-        raise row_error(f"expected a list of objects, found one with {', '.join(value)}", str(path), hint)
+        raise row_error(
+            f"expected a list of objects, found an object with {', '.join(value)}", str(path), hint
+        )
     if all(isinstance(item, dict) for part in value.values() for item in part):
         return {
             (None if len(value) == 1 else _split_of(Path(name)) or name): [
@@ -307,7 +311,7 @@ def _check_header(names: Sequence[str], at: str) -> None:
     duplicate = next((name for name in names if names.count(name) > 1), None)
     if duplicate is not None:
         what = f"two columns are named {duplicate!r}" if duplicate else "a column has no name"
-        raise row_error(what, at, "give each column its own name in the first line")
+        raise row_error(what, at, "give each column a different name in the first line")
 
 
 def _parquet_rows(path: Path) -> Iterator[Row]:
@@ -328,7 +332,7 @@ def _parquet_rows(path: Path) -> Iterator[Row]:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value of a table as JSON can represent it."""
+    """Convert a value of a Parquet table to a value that JSON can represent."""
     if isinstance(value, dict):
         return {str(name): _plain(part) for name, part in value.items()}
     if isinstance(value, list | tuple):

@@ -1,1 +1,1 @@
-"""Evaluation of environments and models: rewards, baselines and scores. Training does not need it."""
+"""Evaluate models, and check the rewards of environments. Training does not need this package."""

@@ -1,4 +1,4 @@
-"""Policy behind the OpenAI chat API: text or native tool calls, without token ids."""
+"""Policy that requests replies from an OpenAI-compatible server, without token ids."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _RETRIED_STATUSES = (408, 409, 425, 429, 500, 502, 503, 504)
 _WAITS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
 _MAX_WAIT = 60.0
 _CONNECT_ATTEMPTS = 5
-"""Attempts at an address that has never responded, over about eight seconds."""
+"""Maximum number of attempts, over about eight seconds, if the server has never responded."""
 _CONTEXT_EXCEEDED = re.compile(
     r"context[_ ]length|maximum context|the context is|max_model_len|prompt is too long|too many tokens", re.I
 )
@@ -75,10 +75,10 @@ class ChatSampling:
 
 @dataclass(slots=True)
 class ChatServer:
-    """Server of a model; `base_url` ends in /v1.
+    """Client for the server of a model. `base_url` ends in /v1.
 
     `refusal` is the reason why all requests will fail: a wrong key, an unknown model or route, or no server.
-    `on_retry` is called with the reason for each wait.
+    `on_retry` receives the reason before each retry.
     """
 
     base_url: str
@@ -134,7 +134,7 @@ class ChatServer:
 
 
 class ChatPolicy(RolloutPolicy):
-    """Policy for one rollout. Tokens are not recorded."""
+    """Policy of one rollout. It does not record token ids."""
 
     def __init__(self, server: ChatServer, sampling: ChatSampling) -> None:
         super().__init__(temperature=1.0 if sampling.temperature is None else sampling.temperature)
@@ -148,9 +148,9 @@ class ChatPolicy(RolloutPolicy):
         tools: Sequence[Tool] = (),
         options: CallOptions = DEFAULT_OPTIONS,
     ) -> Reply:
-        """Sample the next message; the options go to the server.
+        """Sample the next message with the options of the call.
 
-        A conversation that has become too long gets an empty reply with finish reason "length". Raise
+        If the conversation has become too long, the reply is empty and its finish reason is "length". Raise
         `InferenceError` if the server fails, and its subclass `PromptTooLongError` if the first prompt is too
         long.
         """
@@ -220,7 +220,7 @@ def chat_rollout_runner(
 def _option_fields(options: CallOptions, max_tokens: int | None, names: ToolNames) -> dict[str, Any]:
     """Return the request fields of the options.
 
-    The reply limit is the lower one of `max_tokens` and the option.
+    The maximum length of the reply is the lower one of `max_tokens` and `options.max_tokens`.
     """
     fields: dict[str, Any] = {}
     if options.max_tokens is not None:
@@ -256,7 +256,7 @@ def _reply(choice: Mapping[str, Any]) -> Reply:
 
 
 def _logprobs(choice: Mapping[str, Any]) -> list[tuple[str, float]] | None:
-    """Return the tokens of a choice with their log-probs; None if the server sends no valid ones."""
+    """Return the tokens of a choice with their log-probs, or None if the server sent no valid log-probs."""
     try:
         return [(str(token["token"]), float(token["logprob"])) for token in choice["logprobs"]["content"]]
     except (LookupError, TypeError, ValueError):
@@ -264,7 +264,7 @@ def _logprobs(choice: Mapping[str, Any]) -> list[tuple[str, float]] | None:
 
 
 def _without_reasoning(message: Message) -> dict[str, Any]:
-    """Return the message in the form that servers accept, without earlier reasoning."""
+    """Return the message without its reasoning, which servers do not accept in requests."""
     return {name: value for name, value in message.items() if name != "reasoning_content"}
 
 

@@ -1,9 +1,9 @@
-"""Scores of content-free policies: the baseline for every score and reward curve.
+"""Scores of content-free policies, which ignore the question: a baseline for the rewards of a model.
 
-A content-free policy ignores the question. It replies with nothing, a constant string, the prompt, a part of
-the prompt (a quotation, a number, the last part, its quoted words shuffled), all short words, a random word,
-or the answer of another task. A reply form is the bare reply, or the reply in an answer format of the prompts
-(`buckeye.evaluation.checks.task_text`). Each policy is tried in all reply forms.
+A content-free policy replies with nothing, a constant string, the prompt, a part of the prompt (a quotation,
+a number, the last part, its quoted words shuffled), all short words, a random word, or the answer of another
+task. A reply form is the bare reply, or the reply in an answer format of the prompts, such as `<answer>`
+tags. Each policy uses every reply form.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ _DUMPED_WORDS = 100
 _FORMATS_READ = 500
 
 Answer = Callable[[Task], str]
-"""Reply of a policy to a task, before formatting; it may use the task's prompt and id."""
+"""Function that returns the reply of a policy to a task, before formatting."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ContentFreeScore:
     """Score of one policy on the sampled tasks of one family and split, with its best reply form.
 
-    `mean` and `exact` (share with reward >= 1) are over the `scored` tasks, which have no error; NaN without
-    any. `best` is the rollout with the highest reward; None without rollouts. `forms` has the rewards of
-    every form.
+    `scored` counts the tasks without an error. `mean` is their mean reward, and `exact` the share of them
+    with reward >= 1; both are NaN if `scored` is 0. `best` is the rollout with the highest reward, or None.
+    `forms` has the rewards of every reply form.
     """
 
     split: str
@@ -57,7 +57,7 @@ class ContentFreeScore:
 
     @property
     def group(self) -> tuple[str, str]:
-        """Group of tasks that the score is for: split and family."""
+        """Split and family of the tasks."""
         return self.split, self.family
 
 
@@ -65,9 +65,9 @@ class ContentFreeScore:
 class ContentFreePolicies:
     """Content-free policies of one environment.
 
-    Their data come from the train split. Without a train split, only `formats` and the environment's own
-    `lexicon` are set. `chosen_on` has the ids of the train tasks on which the constants were chosen.
-    Constants are not scored on these tasks.
+    The data of the policies come from the train split. Without a train split, only `formats` and the lexicon
+    of the environment are set. `chosen_on` has the ids of the train tasks that chose the constants. Constants
+    are not scored on these tasks.
     """
 
     formats: Sequence[str | None]
@@ -82,7 +82,7 @@ class ContentFreePolicies:
     def replies(self, family: str, tasks: Sequence[Task]) -> dict[str, list[Answer]]:
         """Return, by policy name, the possible replies to tasks of a family, as functions of the task.
 
-        The most informative policies come first, because the time may run out.
+        The most informative policies are first, because the deadline may end the check.
         """
         answers: dict[str, Answer] = {"nothing": lambda _: "", "the prompt again": question_of}
         others = [(task.id, answer) for task in tasks for answer in accepted_answers(task)[:1]]
@@ -125,10 +125,10 @@ class ContentFreePolicies:
 def content_free_policies(
     environment: Environment, sample: SplitSample, *, probes: Sequence[Probe] = (), seed: int = 0
 ) -> ContentFreePolicies:
-    """Return the policies, from train tasks and the formats of the probes' replies.
+    """Make the policies from train tasks and the answer formats of the probes.
 
-    They have no constants yet: see `choose_constant_replies`. Without a train split, `sample` is a held-out
-    split, and only its answer formats are read.
+    `choose_constant_replies` adds the constants later. Without a train split, `sample` is a held-out split,
+    and only its answer formats are used.
     """
     shown = [prompt_of(task) for task in sample.scanned[:_FORMATS_READ]]
     families = sample.families if sample.is_train else {}
@@ -149,9 +149,9 @@ def content_free_policies(
 async def choose_constant_replies(
     runner: ScriptedRunner, policies: ContentFreePolicies, sample: SplitSample
 ) -> ContentFreePolicies:
-    """Return the policies with the best constant replies. Rollouts of some train tasks choose them.
+    """Return the policies with the constant replies that have the highest reward on some train tasks.
 
-    No constant is chosen on the tasks that are scored.
+    Constants are not scored on the tasks that choose them.
     """
     if not sample.is_train:
         return policies
@@ -194,7 +194,7 @@ async def score_content_free(
     """Return the score of every policy, or of those in `only`, on every family and split.
 
     The score of a policy is the mean reward of its best reply form. All policies run on a few tasks first,
-    then on more, so that every policy has results when the time is over.
+    then on more, so that every policy has results at the deadline.
     """
     cells = [
         _PolicyResults(split, family, name, _scored_tasks(policies, name, tasks), forms)
@@ -217,7 +217,7 @@ def _scored_tasks(policies: ContentFreePolicies, name: str, tasks: Sequence[Task
 
 @dataclass(slots=True)
 class _PolicyResults:
-    """One policy on one family and split, with its finished rollouts by reply form."""
+    """Finished rollouts of one policy on one family and split, by index of the reply form."""
 
     split: str
     family: str
@@ -247,7 +247,7 @@ class _PolicyResults:
 
 
 async def _run_more(runner: ScriptedRunner, cells: Sequence[_PolicyResults], start: int, end: int) -> None:
-    """Run all policies on their tasks from `start` to `end`; equal replies to a task run once."""
+    """Run all policies on their tasks from `start` to `end`. Equal replies to a task share one rollout."""
     replies = [
         (cell, number, task, reply(task))
         for cell in cells
@@ -281,6 +281,6 @@ def _numbers(task: Task) -> list[str]:
 
 
 def _dump(tasks: Sequence[Task]) -> str:
-    """Return all distinct short words of the prompts and answers, the most frequent first."""
+    """Return the most frequent short words of the prompts and answers, as one reply."""
     texts = [text for task in tasks for text in (*accepted_answers(task), prompt_of(task))]
     return " ".join(common_words(texts, _DUMPED_WORDS, longest=_SHORT_WORD_LENGTH))

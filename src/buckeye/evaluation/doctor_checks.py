@@ -1,4 +1,4 @@
-"""Checks of `rl doctor` that run rollouts: with probes and trivial policies, and with the model itself."""
+"""Checks of `rl doctor` that run rollouts: those of `buckeye env check`, and groups of the model."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _CONCURRENT = 128
 
 
 def check_environments(context: PreflightContext) -> Iterator[Check]:
-    """Check every environment whose tasks load, as `buckeye env check` does."""
+    """Run `buckeye env check` on a small sample of every environment whose tasks can be loaded."""
     if context.has_failed("environments"):
         return
     for env in context.run.orchestrator.env:
@@ -65,7 +65,7 @@ def _check_environment(context: PreflightContext, env: TrainEnvConfig) -> Check:
 
 
 def check_spread(context: PreflightContext) -> Iterable[Check]:
-    """Run groups of every environment with the model itself, as in training. The sampling takes long."""
+    """Run groups of every environment with the model, and check that rewards differ within groups."""
     if not context.sample:
         return [
             skipped(SPREAD, "pass --sample 8 to run 8 groups with the model and measure the reward spread")
@@ -87,7 +87,7 @@ CHECKS = (PreflightCheck(check_environments), PreflightCheck(check_spread))
 
 
 async def _run_groups(config: RLConfig, groups: int) -> list[EvalResult]:
-    """Run the first `groups` train tasks of every environment on an engine with the model, as in training.
+    """Run groups of the first `groups` train tasks of every environment with the model.
 
     Raise `UsageError` if the model does not exist, and `RunError` if its engine does not start.
     """
@@ -126,7 +126,7 @@ def comparable_groups(result: EvalResult) -> list[list[float]]:
 
 
 def spread_check(result: EvalResult) -> Check:
-    """Return the check of one environment's groups. Groups with equal rewards have no training signal."""
+    """Check the groups of one environment. A group with equal rewards has no training signal."""
     name = f"{SPREAD} in {result.env_name}"
     groups = comparable_groups(result)
     if not groups:

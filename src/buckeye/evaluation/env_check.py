@@ -1,6 +1,6 @@
-"""Honesty check of an environment: are its tasks valid, and do its rewards measure the task?
+"""Run all checks of `buckeye env check`: are the tasks valid, and do the rewards measure the task?
 
-docs/how-to/check-environments.md lists the checks. All are seeded and need no model.
+docs/how-to/check-environments.md lists the checks. All checks are seeded and need no model.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from buckeye.monitor.verdicts import verdict
 from buckeye.workers.loading import open_environment
 
 MAX_SAMPLE = 300
-_ISOLATION_SHARE = 0.5  # share of the rollout budget, in addition to it
-_PROCESS_SECONDS = 20.0  # time to start a second process and import
+_ISOLATION_SHARE = 0.5  # share of `budget`, added to `budget`
+_PROCESS_SECONDS = 20.0  # a new process needs time for imports
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckOptions:
-    """Options of the honesty check.
+    """Options of `check_environment`.
 
-    At most `sample` tasks of each family and split are run. `limit` is the tolerated mean reward of a
-    content-free policy above chance. `budget` is the seconds for rollouts. `variables` names the environment
-    variables to pass on.
+    At most `sample` tasks of each family and split are run. `limit` is the maximum mean reward above chance
+    of a policy that ignores the question. `budget` is the time for all rollouts, in seconds. `variables`
+    names the environment variables that the environment receives.
     """
 
     sample: int = MAX_SAMPLE
@@ -52,8 +52,8 @@ class CheckOptions:
 class EnvCheckReport:
     """All checks of an environment, with their data.
 
-    `missed` counts the rollouts that did not run in time, by phase. `errored` of the `rollouts` that ran have
-    an error.
+    `missed` counts, by phase, the rollouts that did not end before the deadline. `rollouts` counts the
+    finished rollouts, and `errored` those with an error.
     """
 
     environment: str
@@ -75,7 +75,7 @@ class EnvCheckReport:
 
     @property
     def passed(self) -> bool:
-        """True if at least one check ran and none found an error."""
+        """True if at least one check ran and no check found an error."""
         return verdict(len(self.checks) - self.counts["not run"], self.counts["error"]) == "passed"
 
     def best_scores(self) -> dict[tuple[str, str], content_free.ContentFreeScore]:
@@ -171,9 +171,9 @@ async def check_environment(env_id: str, args: Mapping[str, Any], options: Check
 async def _run_rollout_checks(
     environments: Sequence[Environment], samples: Sequence[SplitSample], options: CheckOptions
 ) -> EnvCheckReport:
-    """Run the checks that need rollouts, the most informative first.
+    """Run the checks that need rollouts, most informative first.
 
-    Each phase may use a share of the budget. Unused time passes to the next phase.
+    Each phase may use a share of the budget, and the time that earlier phases did not use.
     """
     runners = [ScriptedRunner(environment) for environment in environments]
     runner, started = runners[0], time.monotonic()

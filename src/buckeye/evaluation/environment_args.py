@@ -1,4 +1,4 @@
-"""Environment arguments on a command line: `--arg name=value`, and `--args '{"name": value}'`."""
+"""Parse environment arguments of a command line: `--arg name=value`, and `--args '{"name": value}'`."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ _ARGS_HINT = "write for example --args '{\"name\": 3}'"
 
 ArgOption = Annotated[
     list[str] | None,
-    typer.Option("--arg", metavar="NAME=VALUE", help="An environment argument: JSON, a,b,c or text."),
+    typer.Option(
+        "--arg", metavar="NAME=VALUE", help="Environment argument; VALUE is JSON, a list a,b,c, or text."
+    ),
 ]
 ArgsOption = Annotated[str | None, typer.Option(metavar="JSON", help="Environment arguments as JSON.")]
 BaseUrlOption = Annotated[
-    str | None, typer.Option(metavar="URL", help="An OpenAI-compatible server, as http://host:port/v1.")
+    str | None, typer.Option(metavar="URL", help="OpenAI-compatible server, such as http://host:port/v1.")
 ]
-ApiKeyVarOption = Annotated[
-    str, typer.Option(metavar="NAME", help="The variable that holds the server's key.")
-]
+ApiKeyVarOption = Annotated[str, typer.Option(metavar="NAME", help="Variable with the key of the server.")]
 
 
 def environment_args(pairs: Sequence[str] | None, text: str | None) -> dict[str, Any]:
@@ -57,7 +57,7 @@ def _json_object(text: str) -> dict[str, Any]:
 
 
 def _value(text: str) -> Any:
-    """Return the value of valid JSON; else a list if there are commas; else the text."""
+    """Return the value of a JSON text, else a list if the text has commas, else the text."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):

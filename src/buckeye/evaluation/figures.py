@@ -1,4 +1,4 @@
-"""Figures of an evaluation: means and pass@k with 95 % intervals over tasks."""
+"""Compute the figures of an evaluation: means, and pass@k with 95 % intervals over tasks."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from buckeye.orchestrator.evaluation import means_over_tasks
 class Figures:
     """Figures of an evaluation.
 
-    `tasks` counts the tasks with a scored rollout. `figures` (the reward first) and `means` are over tasks.
-    `stop_reasons` counts the stop reasons of all rollouts, and `errors` the most frequent error messages.
+    `tasks` counts the tasks with a scored rollout. `figures` has reward and pass@k, and `means` has
+    components, turns and tokens, all averaged over tasks. `stop_reasons` counts the stop reasons of all
+    rollouts, and `errors` the most frequent error messages.
     """
 
     tasks: int
@@ -86,7 +87,7 @@ def _figures(
 
 
 def _ks(rollouts_per_task: int) -> list[int]:
-    """Return 1, 2, 4, ... up to the number of rollouts per task, and that number."""
+    """Return 1, 2, 4, ... up to the number of rollouts per task, and the number itself."""
     return sorted(
         {2**power for power in range(rollouts_per_task.bit_length()) if 2**power <= rollouts_per_task}
         | {rollouts_per_task}

@@ -1,4 +1,4 @@
-"""Rollouts of an evaluation on disk: one JSON line each, written when the rollout ends."""
+"""File with the rollouts of an evaluation. Each rollout is a JSON line, written when the rollout ends."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ ROLLOUTS = "rollouts.jsonl"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvalRow:
-    """Rollout on disk, with index `rollout` among the rollouts of its task.
+    """Rollout on disk, with either a `reward` or an `error`.
 
-    It has either a `reward` or an `error`.
+    `rollout` is its index among the rollouts of the task.
     """
 
     task_id: str
@@ -48,7 +48,7 @@ class EvalRow:
 
 
 def make_eval_row(rollout: Rollout, number: int) -> EvalRow:
-    """Return the row of a rollout, which is number `number` of its task."""
+    """Return the row of a rollout. `number` is its index among the rollouts of the task."""
     return EvalRow(
         task_id=rollout.task.id,
         rollout=number,
@@ -68,7 +68,7 @@ def make_eval_row(rollout: Rollout, number: int) -> EvalRow:
 
 
 def read_rows(path: Path) -> dict[tuple[str, int], EvalRow]:
-    """Return the newest row of every rollout in a file, by task id and number; empty without the file.
+    """Return the newest row of every rollout in a file, by task id and number. A missing file has no rows.
 
     A partial line from a killed evaluation is ignored. Raise `UsageError` for a line that is not a row.
     """

@@ -1,4 +1,4 @@
-"""Run of an evaluation: all rollouts that are not on disk yet, with bounded concurrency."""
+"""Run an evaluation: run the rollouts that are not on disk yet, and compute the figures."""
 
 from __future__ import annotations
 
@@ -217,7 +217,7 @@ def _quality_warnings(rows: Sequence[EvalRow]) -> tuple[str, ...]:
 
 
 def _refuse_occupied(request: EvalRequest) -> None:
-    """Raise UsageError if the directory has other files, or an evaluation that is not to be resumed."""
+    """Raise UsageError if the directory has other files, or an evaluation and `resume` is False."""
     if (request.output_dir / SETTINGS).exists():
         if not request.resume:
             raise UsageError(
@@ -227,7 +227,7 @@ def _refuse_occupied(request: EvalRequest) -> None:
             )
     elif request.output_dir.exists() and any(request.output_dir.iterdir()):
         raise UsageError(
-            f"{request.output_dir} is not empty, and has no evaluation",
+            f"{request.output_dir} has files that are not of an evaluation",
             code="BK-FILE-EXISTS",
             hint="pass another directory with --output-dir",
         )
@@ -315,8 +315,9 @@ async def model_server(
     on_retry: Callable[[str], None] = lambda text: None,
     engine: InferenceConfig | None = None,
 ) -> AsyncIterator[ChatServer]:
-    """Yield a client for the model behind `base_url`, or serve the model here with `engine` during the block.
+    """Yield a client for a model.
 
+    Without `base_url`, a server with the settings `engine` serves the model on this machine during the block.
     A reply may take `timeout` seconds.
     """
     timeouts = httpx.Timeout(30.0, read=timeout)

@@ -1,4 +1,4 @@
-"""Mapping between tool names and names that OpenAI-compatible servers accept."""
+"""Map tool names to names that OpenAI-compatible servers accept, and back."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _TOOL_INDEX = re.compile(r"\btools(?:\[|\.|', |/)(\d+)")
 
 
 class ToolNames:
-    """Server-side name of each tool: unchanged if all servers accept it."""
+    """Map from the name of each tool to its server-side name, which is equal if all servers accept it."""
 
     def __init__(self, tools: Sequence[Tool], messages: Sequence[Message]) -> None:
         self._offered = [str(tool["function"]["name"]) for tool in tools]
@@ -27,7 +27,7 @@ class ToolNames:
         )
         self._sent: dict[str, str] = {}
         names = list(dict.fromkeys(map(str, (*self._offered, *called, *answered))))
-        for name in sorted(names, key=lambda name: not _ACCEPTED.fullmatch(name)):  # stable
+        for name in sorted(names, key=lambda name: not _ACCEPTED.fullmatch(name)):  # accepted names first
             self._sent[name] = _unique(name, self._sent.values())
         self._original = {sent: name for name, sent in self._sent.items() if name in self._offered}
 
@@ -50,7 +50,7 @@ class ToolNames:
         return self._with_calls(message, self._original)
 
     def explain_error(self, error: InferenceError) -> InferenceError:
-        """Return a server's error, with the name of the tool that the server refers to by index."""
+        """Return the error with the name of the tool, if the server refers to a tool by its index."""
         match = _TOOL_INDEX.search(error.message)
         if match is None or int(match[1]) >= len(self._offered):
             return error

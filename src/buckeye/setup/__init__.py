@@ -1,1 +1,1 @@
-"""Configurations from a server, tasks or a model, and better ones from an existing configuration."""
+"""Write configurations of environments and runs, find a learning rate, build images, run the demo."""

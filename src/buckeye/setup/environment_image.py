@@ -1,4 +1,4 @@
-"""`buckeye env build` and `push`: the image of an environment, and its lock file."""
+"""Build and push the image of an environment, and update its lock file."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class BuiltEnvironment:
-    """An image that was built and started once. `digest` is "" if it is known only after a push."""
+    """Image that was built and started once. `digest` is "" if only a push makes it known."""
 
     image: str
     digest: str
@@ -36,8 +36,8 @@ class BuiltEnvironment:
 def build_environment(folder: Path, tag: str | None, builder: str, progress: Progress) -> BuiltEnvironment:
     """Build the image of a folder, start it, list its tools, and record the result in the lock file.
 
-    The lock file is written last, and not at all if the image does not start. Raises UsageError,
-    PrepareError, RuntimeUnavailableError, McpEnvironmentError.
+    If the image does not start, the lock file is not changed. Raises UsageError, PrepareError,
+    RuntimeUnavailableError, McpEnvironmentError.
     """
     from buckeye.mcp.config import DefaultsConfig
     from buckeye.mcp.sandbox.build import build_image, choose_builder
@@ -78,7 +78,7 @@ def build_environment(folder: Path, tag: str | None, builder: str, progress: Pro
 def push_environment(folder: Path, image: str | None, progress: Progress) -> tuple[str, str]:
     """Push the built image of a folder, under the name `image` if given.
 
-    Returns name and digest, which are recorded in the lock file. Raises UsageError and PrepareError.
+    Writes name and digest to the lock file, and returns them. Raises UsageError and PrepareError.
     """
     from buckeye.mcp.sandbox.build import push_image
 

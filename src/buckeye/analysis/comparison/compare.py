@@ -1,4 +1,4 @@
-"""Comparison of two runs, with a one-sentence verdict on the second."""
+"""Compare two runs, A and B, and state in one sentence which run is better."""
 
 from __future__ import annotations
 
@@ -32,7 +32,10 @@ VerdictOutcome = Literal["better", "worse", "not told apart", "not comparable"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ComparisonVerdict:
-    """Verdict on B against A: `difference` is B minus A, and `by` names the compared data."""
+    """Verdict on run B compared with run A.
+
+    `difference` is the reward of B minus that of A. `by` names the compared data.
+    """
 
     outcome: VerdictOutcome
     difference: MeanInterval | None
@@ -59,7 +62,7 @@ class RunComparison:
 
 
 def compare(a: str | Path, b: str | Path) -> RunComparison:
-    """Compare two runs in any state. Raise `UsageError` if one is not a run."""
+    """Compare two runs in any state. Raise `UsageError` if `a` or `b` is not a run."""
     first, second = runs.open(a), runs.open(b)
     points_a, points_b = points_of(first), points_of(second)
     parts = compare_steps(points_a, points_b)
@@ -81,7 +84,7 @@ def compare(a: str | Path, b: str | Path) -> RunComparison:
 
 def _missing(a: Sequence[Point], b: Sequence[Point]) -> str:
     without = [name for name, points in (("A", a), ("B", b)) if not points]
-    return f"{' and '.join(without)} recorded no reward" if without else "they have no step in common"
+    return f"{' and '.join(without)} recorded no reward" if without else "the runs have no step in common"
 
 
 def _verdict(
@@ -120,7 +123,7 @@ def _judged(
 
 
 def step_range_text(part: StepsComparison) -> str:
-    """Return `steps 9 to 11`, numbered as in the log."""
+    """Return the steps of a part as text, such as `steps 9 to 11`."""
     return f"steps {part.first} to {part.last}" if part.first != part.last else f"step {part.first}"
 
 

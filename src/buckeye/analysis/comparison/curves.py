@@ -1,4 +1,4 @@
-"""Reward of a run by step, and its difference from the reward of another run."""
+"""Compute the rewards of a run by step, and compare them with the rewards of another run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NEARLY_ALL = 0.8
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MeanInterval:
-    """Mean over `n` tasks with its 95 % interval; None with too few tasks or without variance."""
+    """Mean over `n` tasks with its 95 % interval. `low` and `high` are None if the interval is unknown."""
 
     value: float
     low: float | None
@@ -40,7 +40,7 @@ class Point:
 class StepsComparison:
     """Comparison over the steps `first` to `last`: the mean reward of each run, and B minus A.
 
-    A field without data holds None.
+    `a`, `b` and `difference` are None without data. `paired` is True if `difference` compares task by task.
     """
 
     first: int
@@ -52,7 +52,7 @@ class StepsComparison:
 
 
 def points_of(run: Run) -> list[Point]:
-    """Return the steps of a run with known rewards. A group counts as one value: its mean."""
+    """Return the steps of a run with known rewards. Each group is one value: its mean reward."""
     groups = defaultdict[int, dict[Hashable, list[float]]](lambda: defaultdict(list))
     for step, task, prompt, reward in run.query(
         "SELECT step, task, prompt, avg(reward) FROM rollouts WHERE split = 'train' AND retried = 0 AND "
@@ -63,7 +63,7 @@ def points_of(run: Run) -> list[Point]:
     for step in run.steps:
         seconds += step.value("trainer/time/total") or step.value("trainer/seconds") or 0.0
         rewards: dict[Hashable, list[float]] = groups.get(step.number, {})
-        if not rewards and step.reward is not None:  # its rollouts were deleted before indexing
+        if not rewards and step.reward is not None:  # the rollouts of the step were deleted
             rewards = {("step", step.number): [step.reward]}
         if rewards:
             found.append(Point(step=step.number, seconds=seconds, rewards=rewards))
@@ -71,7 +71,7 @@ def points_of(run: Run) -> list[Point]:
 
 
 def compare_steps(a: Sequence[Point], b: Sequence[Point]) -> list[StepsComparison]:
-    """Return the common steps of both runs in quarters; empty without common steps."""
+    """Compare each quarter of the common steps of two runs. Return [] if the runs have no common steps."""
     if not a or not b:
         return []
     first, end = max(a[0].step, b[0].step), min(a[-1].step, b[-1].step) + 1
@@ -107,7 +107,7 @@ def _by_task(points: Iterable[Point]) -> dict[Hashable, float]:
 
 
 def mean_of(values: Iterable[float]) -> MeanInterval | None:
-    """Return the mean with Student's interval; None without values."""
+    """Return the mean with Student's interval, or None without values."""
     known = list(values)
     if not known:
         return None
@@ -119,9 +119,9 @@ def mean_of(values: Iterable[float]) -> MeanInterval | None:
 def difference_of(
     these: Mapping[Hashable, float], others: Mapping[Hashable, float]
 ) -> tuple[MeanInterval, bool]:
-    """Return the mean of `others` minus the mean of `these`, and if it is paired by task.
+    """Return the mean of `others` minus the mean of `these`, and True if the difference is paired by task.
 
-    It is paired if nearly all tasks are in both.
+    The difference is paired if nearly all tasks are in both runs.
     """
     shared = [task for task in these if task in others]
     if len(shared) >= max(_PAIRED_FROM, _NEARLY_ALL * max(len(these), len(others))):
@@ -150,7 +150,7 @@ def _error(values: Sequence[float]) -> float:
 
 
 def _mean(value: float, error: float, degrees: int, n: int) -> MeanInterval:
-    """Return a mean with Student's interval; no interval if all values are equal (unknown variance)."""
+    """Return a mean with Student's interval. If all values are equal, the interval is unknown."""
     if not error:
         return MeanInterval(value=value, low=None, high=None, n=n)
     half = student_quantile(degrees) * error
@@ -168,7 +168,7 @@ class EvaluationComparison:
 
 
 def compare_evaluations(a: Run, b: Run) -> list[EvaluationComparison]:
-    """Return every version that both runs have evaluated, on the tasks in both evaluations."""
+    """Compare the evaluations of each version that both runs have evaluated, on their common tasks."""
     these, others = _evaluations(a), _evaluations(b)
     found = list[EvaluationComparison]()
     for version in sorted(these.keys() & others.keys()):

@@ -1,4 +1,4 @@
-"""Differences between two runs: settings, versions, machines, tasks."""
+"""Find the differences of two runs in settings, versions, machines and tasks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _OF_MACHINES = ("device", "threads", "ranks")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunDifference:
-    """Difference in one value between runs `a` and `b`; None: missing or not recorded."""
+    """Difference in one value between runs `a` and `b`. None: the run does not have or record it."""
 
     name: str
     a: Any
@@ -33,7 +33,7 @@ class TaskCounts:
     """Tasks of two runs in training (`train`) or evaluation (`eval`).
 
     `a` and `b` count the tasks of each run, `shared` the tasks with equal prompts in both, and `changed` the
-    tasks with equal names but other prompts.
+    tasks with equal ids and different prompts.
     """
 
     split: str
@@ -50,7 +50,7 @@ def different_settings(a: Run, b: Run) -> list[RunDifference]:
 
 
 def different_versions(a: Run, b: Run) -> list[RunDifference]:
-    """Return the different versions of Buckeye and libraries, as of each run's last start."""
+    """Return the versions of Buckeye and of libraries that differ between the last starts of the runs."""
     return _apart(_versions(a), _versions(b))
 
 
@@ -68,13 +68,13 @@ def _apart(these: Mapping[str, Any], others: Mapping[str, Any]) -> list[RunDiffe
 
 
 def _started(run: Run, what: str) -> dict[str, Any]:
-    """Return a field of the newest start event."""
+    """Return the field `what` of the newest start event, or {} if the event lacks it."""
     said = [event.get(what) for event in read_events(run.path) if event["event"] == "start"]
     return dict(said[-1]) if said and isinstance(said[-1], dict) else {}
 
 
 def _trainer(run: Run) -> dict[str, Any]:
-    """Return the trainer's record with the newest kept batch."""
+    """Return the record of the newest batch that the run kept, or {} without one."""
     for step in reversed(run.kept_steps):
         with suppress(OSError, ValueError):
             found = read_json(step_directory(run.path / "trained", step) / "record.json")
@@ -111,7 +111,7 @@ def compare_tasks(a: Run, b: Run) -> list[TaskCounts]:
 
 
 def _tasks(run: Run) -> defaultdict[str, dict[str, int]]:
-    """Return the prompt hash by split and task."""
+    """Return the hash of each task's prompt, by split and task id."""
     found = defaultdict[str, dict[str, int]](dict)
     for split, task, prompt in run.query(
         "SELECT split, task, max(prompt) FROM rollouts WHERE retried = 0 GROUP BY split, env, task "

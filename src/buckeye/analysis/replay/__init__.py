@@ -1,1 +1,1 @@
-"""Replay: recompute one step or all steps of a run and compare them with the records."""
+"""Replay: recompute one step or all steps of a run, and compare the results with the recorded values."""

@@ -1,7 +1,8 @@
-"""Replay of a step from the batch that it was trained on: is the result equal, and what differs first?
+"""Replay a training step: recompute it from its recorded batch, and find the first difference.
 
-It runs the trainer's own loop in a separate folder, from a checkpoint at or before the step, through every
-batch in between. On an equal machine with an equal number of threads, equal code gives bit-identical results.
+The replay runs the training loop in a separate folder. It starts from a checkpoint at or before the step, and
+trains on every batch in between. Equal code on an equal machine, with an equal number of threads, gives
+bit-identical results.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ STAGES: tuple[Stage, ...] = get_args(Stage)
 _MACHINE = ("torch", "device", "threads", "ranks")
 _CIRCUMSTANCES = ("buckeye", *_MACHINE)
 _TOLERANCES = {"float32": 1e-3, "bfloat16": 0.05, "float16": 0.02}
-"""Rounding tolerance between two machines: absolute in nats for log-probs, relative for norms."""
+"""Rounding tolerance between two machines. It is in nats for log-probs, and relative for norms."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,13 +60,13 @@ class StageComparison:
         return self.difference == 0.0
 
     def within(self, tolerance: float) -> bool:
-        """Return True if the difference is within rounding; always for weights, which are only hashes."""
+        """Return True if the difference is within rounding. Weights always are, because only hashes exist."""
         return self.stage == "weights" or (self.difference is not None and self.difference <= tolerance)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReplayStart:
-    """Start of a replay: the state before `step`, from a `checkpoint` or a model at `path`."""
+    """Start of a replay: the state of the trainer before `step`, from `checkpoint` or the model at `path`."""
 
     step: int
     path: Path
@@ -76,8 +77,8 @@ class ReplayStart:
 class Replay:
     """Result of a replay.
 
-    `tolerance` is the rounding tolerance of a figure. `changed` has the circumstances that differ from the
-    recorded ones.
+    `tolerance` is the rounding tolerance of each value. `changed` has the versions and hardware that differ,
+    as (recorded, current).
     """
 
     step: int
@@ -98,7 +99,7 @@ class Replay:
 
     @property
     def first_unexplained(self) -> StageComparison | None:
-        """First difference; on another kind of machine, the first difference above rounding."""
+        """First difference. On a different machine, the first difference above rounding."""
         rounded = bool(self.changed.keys() & {*_MACHINE})
         found = (one for one in self.comparisons if not one.is_identical)
         return next((one for one in found if not (rounded and one.within(self.tolerance))), None)
@@ -110,7 +111,7 @@ def replay_step(
     """Recompute step `step` (from 0) of the run in `run`, up to the stage `until`.
 
     `config` is the trainer's configuration, `device` can override its device, and `scratch` is an empty
-    folder. Raise `UsageError` if the step's batch, or the state to start from, was not kept.
+    folder. Raise `UsageError` if the run did not keep the batch of the step, or a state to start from.
     """
     require_kept(run, step)
     start = start_of(run, config, step, until=until)
@@ -120,7 +121,7 @@ def replay_step(
 def replay_all(
     run: Path, config: TrainerConfig, *, device: str | None, scratch: Path, tell: Callable[[int], None]
 ) -> Replay:
-    """Recompute all steps from the first possible start to the first difference, or the first gap.
+    """Recompute all steps from the first possible start to the first difference or the first missing batch.
 
     `tell` is called with each step before it runs. Raise `UsageError` if no step can be recomputed.
     """
@@ -156,7 +157,7 @@ def chain(
     tell: Callable[[int], None] = lambda step: None,
     to_the_end: bool = True,
 ) -> Replay:
-    """Recompute these steps, at least one, and call `tell` before each.
+    """Recompute one or more steps, and call `tell` before each.
 
     Without `to_the_end`, stop after the first step that differs. The result is for the last step computed.
     """
@@ -186,7 +187,7 @@ def _changed(then: Path, now: Path, step: int) -> dict[str, tuple[Any, Any]]:
 def trainer_in(
     scratch: Path, config: TrainerConfig, start: ReplayStart, *, device: str | None = None
 ) -> Iterator[RLTrainer]:
-    """Yield the run's trainer in its state at the start; it writes only to the empty folder `scratch`."""
+    """Yield the run's trainer in the state of `start`. It writes only to the empty folder `scratch`."""
     config = _in_scratch(config, scratch, device=device, model=None if start.checkpoint else start.path)
     with trainer_process(config, "replay") as ranks:
         learner = build_learner(config, ranks, start.checkpoint, max_steps=config.max_steps)
@@ -214,10 +215,10 @@ def _stored_steps(kept: Path) -> str:
 
 
 def start_of(run: Path, config: TrainerConfig, step: int, *, until: Stage) -> ReplayStart:
-    """Return the nearest start: a checkpoint or the run's initial model.
+    """Return the nearest start: a checkpoint, or the initial model of the run.
 
-    If no new weights are needed, the published weights of the step also qualify. Raise `UsageError` if no
-    start exists.
+    If `until` is not "weights", prefer the published weights of the step. Raise `UsageError` if no start
+    exists.
     """
     if until != "weights" and (alone := published(run, step)) is not None:
         return alone
@@ -227,14 +228,14 @@ def start_of(run: Path, config: TrainerConfig, step: int, *, until: Stage) -> Re
             verify_checkpoint(start.checkpoint)
         return start
     raise UsageError(
-        f"cannot replay step {step}: {run} lacks an earlier checkpoint followed by stored batches",
+        f"cannot replay step {step}: {run} has no earlier checkpoint with all batches after it",
         code="BK-RUN-NO-DATA",
         hint=f"use `--until gradient` (needs only weights/step_{step}). {_stored_steps(run / 'trained')}",
     )
 
 
 def published(run: Path, step: int) -> ReplayStart | None:
-    """Return the published weights of a step, if kept. They suffice up to its gradient."""
+    """Return the published weights of a step, or None. They allow a replay of the step up to its gradient."""
     path = step_directory(run / "weights", step)
     if not (path / "config.json").is_file():
         return None
@@ -243,7 +244,7 @@ def published(run: Path, step: int) -> ReplayStart | None:
 
 
 def starts(run: Path, config: TrainerConfig) -> list[ReplayStart]:
-    """Return the starts for whole steps, by step: the run's initial model, and the checkpoints."""
+    """Return the starts that can recompute whole steps, by step: the initial model, and the checkpoints."""
     model = Path(config.model.name)
     first = [ReplayStart(step=0, path=model)] if model.is_dir() else []
     checkpoints = list_checkpoints(run / "checkpoints")
@@ -251,7 +252,7 @@ def starts(run: Path, config: TrainerConfig) -> list[ReplayStart]:
 
 
 def nearest(found: Sequence[ReplayStart], kept: Collection[int], step: int) -> ReplayStart | None:
-    """Return the last start at or before a step with all batches kept in between; None without one."""
+    """Return the last start at or before a step, with all batches in between in `kept`, or None."""
     return next(
         (
             start
@@ -280,7 +281,7 @@ def _in_scratch(
 def _again(trainer: RLTrainer, kept: Path, step: int) -> Iterator[StageComparison]:
     batch, recorded = read_trained_batch(kept, step)
     then = recorded.record
-    torch.set_num_threads(then["threads"])  # threads and micro-batches may change when a run is resumed
+    torch.set_num_threads(then["threads"])  # a resume may change threads and micro-batches
     trainer.learner.micro_batch_size.tokens = int(then["values"]["micro_batch_tokens"])
     trainer.train(batch)
     replayed = read_trained_batch(trainer.config.output_dir / "trained", step)[1]
@@ -298,7 +299,7 @@ def _again(trainer: RLTrainer, kept: Path, step: int) -> Iterator[StageCompariso
 
 
 def _of_logprobs(batch: Batch, recorded: TrainedBatch, replayed: TrainedBatch) -> StageComparison:
-    """Return the comparison of log-probs, with the largest difference and its token."""
+    """Compare the log-probs. Return the largest difference and its token."""
     then, now = recorded.logprobs, replayed.logprobs
     alike = then.shape == now.shape and np.array_equal(recorded.samples, replayed.samples)
     difference, where = None, ""
@@ -324,11 +325,11 @@ def _place(batch: Batch, samples: Iterable[int], token: int) -> str:
         if token < len(places):
             return f"sample {number}, token {places[token]}"
         token -= len(places)
-    raise AssertionError("there are fewer trained tokens")
+    raise AssertionError("the samples have fewer trained tokens")
 
 
 def _of_figures(step: int, stage: Stage, then: float | None, now: float | None) -> StageComparison:
-    """Return the comparison of a loss (absolute) or a norm (relative). None: the value was not finite."""
+    """Compare a loss (absolute) or a norm (relative). A value of None was not finite."""
     difference: float | None = 0.0 if then == now else None
     if then is not None and now is not None and then != now:
         difference = abs(then - now) / (1.0 if stage == "loss" else max(abs(then), abs(now)))

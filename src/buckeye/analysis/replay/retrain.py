@@ -1,4 +1,4 @@
-"""Retraining on kept batches with another learning rate, and its effect on the policy."""
+"""Train on recorded batches with another learning rate, and measure the policy changes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _MAX_CHANGE = 2.0  # nats
 def trainer_from(run: Path, step: int, rate: float) -> Iterator[RLTrainer]:
     """Yield a trainer from the newest checkpoint up to `step`, or from the start of the run.
 
-    It has a constant learning rate. Its files are deleted.
+    The trainer has the constant learning rate `rate`. Its files are deleted after the block.
     """
     config = load_config(TrainerConfig, ["@", str(run / "configs" / "trainer.json")])
     optim = config.optim.model_copy(update={"lr": rate})
@@ -52,9 +52,9 @@ def trainer_from(run: Path, step: int, rate: float) -> Iterator[RLTrainer]:
 def masked_logprobs(
     policy: PolicyNetwork, samples: Sequence[Sample], masks: Sequence[npt.NDArray[np.bool_]] | None = None
 ) -> list[npt.NDArray[np.float64]]:
-    """Return, for each sample, the log-probs f64[N] of its N tokens in a mask bool[T], without dropout.
+    """Return, for each sample, the log-probs f64[N] of the N tokens that its mask bool[T] selects.
 
-    A mask must not contain the first token. Without `masks`, the sampled tokens are used.
+    A mask must not select the first token. The default masks select the sampled tokens. Dropout is disabled.
     """
     masks = [sample.loss_mask for sample in samples] if masks is None else masks
     ids, found = [sample.token_ids for sample in samples], [np.empty(0)] * len(samples)
@@ -73,14 +73,14 @@ def masked_logprobs(
 
 
 def measure_policy_changes(run: Path, rate: float, max_batches: int | None = None) -> list[float]:
-    """Train again on the batches kept in `run`, with another learning rate, and return the policy changes.
+    """Train on the recorded batches of `run` with another learning rate, and return the policy changes.
 
-    Training starts from the newest checkpoint at or before the first kept batch, else from the initial model.
-    It uses all kept batches, or the first `max_batches`.
+    Training starts from the newest checkpoint at or before the first recorded batch, else from the initial
+    model. It uses all recorded batches, or the first `max_batches`.
 
     A policy change is half the mean squared change of the log-probs in a step, in nats per token. For small
-    values, it approximates the KL divergence. Large changes of single tokens are clipped, as a few could
-    dominate. The list ends with NaN if the model breaks. The run itself is not changed.
+    values, it approximates the KL divergence. Changes of single tokens are clipped, because a few large ones
+    could dominate. The list ends with NaN if the weights become NaN. The run itself is not changed.
     """
     steps, found = list(step_directories(run / "trained"))[:max_batches], list[float]()
     with trainer_from(run, steps[0], rate) as trainer:

@@ -1,4 +1,4 @@
-"""Output of `rl replay`."""
+"""Format the output of `rl replay`."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
 
 def replay_text(replay: Replay) -> str:
-    """Return the text on a replayed step: its stages, the first difference, and possible causes."""
+    """Return a replayed step as text: its stages, the first difference, and possible causes."""
     lines, first = _stages(replay), replay.first_difference
     if first is None:
         lines.append("The same to the last bit.")
         return "\n".join(lines)
     lines.append(f"The first difference is in step {first.step}: {first.stage}, {_difference(first)}.")
     if replay.within_tolerance:
-        lines.append(f"It is within rounding ({replay.tolerance:g}).")
+        lines.append(f"All differences are within rounding ({replay.tolerance:g}).")
     return "\n".join([*lines, *_changes(replay)])
 
 
@@ -45,7 +45,7 @@ def _changes(replay: Replay) -> list[str]:
 
 
 def full_replay_text(replay: Replay, kept: Sequence[int]) -> str:
-    """Return the text on a full replay: the first difference beyond rounding, and the steps not computed."""
+    """Return a full replay as text: the first difference beyond rounding, and the steps not computed."""
     first, start = replay.first_unexplained, replay.start
     if first is None:
         count = replay.step - start.step + 1
@@ -83,7 +83,7 @@ def replay_to_json(replay: Replay) -> dict[str, Any]:
 
 
 def _short(stage: str, shown: str) -> str:
-    """Return a checksum or a figure, shortened for display."""
+    """Shorten a recorded or replayed value for display."""
     if stage == "weights":
         return shown[:12]
     return f"{float(shown):.6g}" if stage in ("loss", "gradient") else shown

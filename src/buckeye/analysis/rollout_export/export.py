@@ -1,4 +1,4 @@
-"""Implementation of `rl rollouts --export`: the rollouts of a run as files for other tools."""
+"""Export the rollouts of a run to files for other tools (`rl rollouts --export`)."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def export_rollouts(
         )
         if not written:
             raise BuckeyeError(
-                f"{run.path}: no such rollouts, or their texts were deleted", code="BK-RUN-NO-DATA"
+                f"{run.path}: no matching rollouts, or their texts were deleted", code="BK-RUN-NO-DATA"
             )
 
     write_directory(directory, fill)
@@ -54,7 +54,7 @@ def unreadable_in(run: Run) -> list[str]:
 
 
 def _write_jsonl(played: Iterable[IndexedRollout], directory: Path) -> int:
-    """Write one file of JSON Lines: the columns of the frame `rollouts`, and `messages`."""
+    """Write one file of JSON Lines. A line has the columns of the table of rollouts, and `messages`."""
     written = 0
     with (directory / "rollouts.jsonl").open("w", encoding="utf-8") as file:
         for one in played:

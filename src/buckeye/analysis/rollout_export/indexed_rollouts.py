@@ -1,4 +1,4 @@
-"""Rollouts of a run, in order, with secrets removed."""
+"""Read the rollouts of a run in order, with secrets removed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _BOOLEANS = ("truncated", "cut", "retried")
 
 @dataclass(frozen=True, slots=True)
 class IndexedRollout:
-    """Rollout with its index columns (`row`) and its texts (`rollout`)."""
+    """Rollout with its columns in the table of rollouts (`row`), and with its texts (`rollout`)."""
 
     row: dict[str, Any]
     rollout: RecordedRollout
@@ -43,7 +43,7 @@ def read_indexed_rollouts(run: Run, step: int | None) -> Iterator[IndexedRollout
 
 
 def _without_secrets(row: dict[str, Any], rollout: RecordedRollout) -> IndexedRollout:
-    """Return the rollout with secrets redacted, and unpaired surrogates replaced: they cannot be encoded."""
+    """Return the rollout without secrets, and without unpaired surrogates, which UTF-8 cannot encode."""
     row |= {name: bool(row[name]) for name in _BOOLEANS if row[name] is not None}
     both = json.dumps(redact([row, msgspec.to_builtins(rollout)]), ensure_ascii=False)
     row, values = json.loads(both.encode(errors="replace"))

@@ -1,4 +1,4 @@
-"""Rollouts as Inspect logs (`.eval`). This is the only module that imports Inspect."""
+"""Write rollouts as logs of Inspect (`.eval`). Only this module imports Inspect."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def _message(recorded: RecordedMessage) -> ChatMessage:
 
 
 def _call(call: RecordedToolCall) -> ToolCall:
-    """Return an Inspect call, which needs parsed arguments; a parse error is kept in the call."""
+    """Convert a tool call to a call of Inspect, which has the error if the arguments cannot be parsed."""
     try:
         return ToolCall(id=call.id, function=call.name, arguments=read_arguments(call.arguments))
     except ValueError as error:

@@ -1,1 +1,1 @@
-"""Checks of an environment's rewards and tasks: content-free replies, probes, and task consistency."""
+"""Checks of `buckeye env check`, on the tasks and rewards of an environment."""

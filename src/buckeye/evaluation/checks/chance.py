@@ -30,8 +30,8 @@ _MARKS = "\"'`*“”«» "
 def chance_by_group(samples: Sequence[SplitSample]) -> dict[tuple[str, str], float]:
     """Return the expected reward of a guess by (split, family).
 
-    It is 0 if the answers are unknown, distinct, or equal. A family's answers are counted over its tasks in
-    all splits.
+    The expected reward is 0 if the answers are unknown, all distinct, or all equal. The answers of a family
+    are counted over its tasks in all splits.
     """
     answers: dict[str, Counter[str]] = defaultdict(Counter)
     for sample in samples:
@@ -44,7 +44,7 @@ def chance_by_group(samples: Sequence[SplitSample]) -> dict[tuple[str, str], flo
 def _guess_probability(counts: Counter[str]) -> float:
     """Return 1 / K for K answers, or the probability that two tasks share an answer if that is lower.
 
-    The result is 0 if all answers are distinct, and for a single answer: a guesser has no choice then.
+    The result is 0 if all answers are distinct, or if only one answer exists.
     """
     tasks = counts.total()
     if len(counts) < 2:
@@ -80,9 +80,9 @@ def _options(prompt: str, answer: str) -> int:
 
 
 def _is_item(pieces: Sequence[str], answer: str) -> bool:
-    """Return True if the answer is an item.
+    """Return True if the answer is one of the items in `pieces`.
 
-    Other words may precede the first item, and follow the last one.
+    Other words may precede the first item, and follow the last item.
     """
     first, last = pieces[0], pieces[-1]
     ends = first.endswith(answer) and contains_as_word(first, answer)
@@ -92,11 +92,11 @@ def _is_item(pieces: Sequence[str], answer: str) -> bool:
 def e_value(rewards: Collection[float], mean: float) -> float:
     """Return the evidence, as an e-value, against an expected reward of at most `mean`.
 
-    It is the final capital of a gambler who starts with 1, and bets a fixed share of it on every reward, at
-    odds that are fair for `mean`. The result is averaged over several shares (Waudby-Smith and Ramdas 2024).
-    If the expected reward is at most `mean`, the e-value reaches 1 / p with probability at most p. This holds
-    for every distribution of nonnegative rewards, any sample size and any stopping time. Negative rewards
-    count as 0.
+    The e-value is the final capital of a gambler who starts with 1 and bets a fixed share of the capital on
+    every reward, at odds that are fair for `mean`. The result is the average over several shares
+    (Waudby-Smith and Ramdas 2024). If the expected reward is at most `mean`, the e-value reaches 1 / p with
+    probability at most p. This holds for every distribution of nonnegative rewards, any sample size and any
+    stopping time. Negative rewards count as 0.
     """
     if mean >= 1.0:
         return 0.0
@@ -110,8 +110,8 @@ def e_value(rewards: Collection[float], mean: float) -> float:
 def is_above(forms: Collection[Collection[float]], mean: float, comparisons: int) -> bool:
     """Return True if the expected reward of some form of a reply is significantly above `mean`.
 
-    `comparisons` is the number of such tests. The forms of one reply count as one test, because a mean of
-    e-values is an e-value.
+    Each item of `forms` has the rewards of the reply in one answer format. `comparisons` is the number of
+    tests in the whole check. All forms count as one test, because a mean of e-values is an e-value.
     """
     strength = [e_value(rewards, mean) for rewards in forms if rewards]
     return bool(strength) and statistics.fmean(strength) >= comparisons / LEVEL

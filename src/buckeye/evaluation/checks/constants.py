@@ -1,4 +1,4 @@
-"""Constant replies with the highest mean reward over all tasks, chosen on train tasks."""
+"""Search for the constant replies with the highest mean reward on train tasks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ _MAX_STEPS, _STEPS_PER_TASK = 150, 5
 
 
 def common_words(texts: Iterable[str], count: int, *, longest: int | None = None) -> list[str]:
-    """Return the most frequent words, ties in order of appearance; skip words longer than `longest`."""
+    """Return the most frequent words; words with equal counts are in order of appearance.
+
+    Words longer than `longest` are skipped.
+    """
     counts = Counter(
         word for text in texts for word in words_of(text) if longest is None or len(word) <= longest
     )
@@ -36,8 +39,8 @@ async def choose_constants(
 ) -> list[str]:
     """Return the `KEPT` constant replies with the highest mean reward on `tasks`.
 
-    The candidates are the most frequent accepted answers of `known`, the most frequent words of answers and
-    prompts, and the result of a hill climb over letters and words from the best of these.
+    The candidates are the most frequent accepted answers of `known` and the most frequent words of answers
+    and prompts. A hill climb, which changes letters and words, improves the best candidate.
     """
     answers = Counter(answer for task in known for answer in accepted_answers(task))
     frequent = [answer for answer, _ in answers.most_common(_CANDIDATES)]
@@ -69,7 +72,7 @@ async def _climb(
     words: Sequence[str],
     seed: int,
 ) -> tuple[str | None, str]:
-    """Return a local optimum, found by random changes of a letter or a word."""
+    """Improve `start` with random changes of a letter or a word, and return the best reply found."""
     rng, (pattern, answer) = random.Random(f"{seed}/climb"), start  # noqa: S311  not for security
     for _ in range(min(_MAX_STEPS, _STEPS_PER_TASK * len(tasks))):
         if not runner.has_time:
@@ -97,5 +100,5 @@ def _change_randomly(answer: str, words: Sequence[str], rng: random.Random) -> s
 
 
 def _letters(words: Sequence[str]) -> list[str]:
-    """Return the letters of the words, the most frequent first."""
+    """Return the letters of the words, most frequent first."""
     return [letter for letter, _ in Counter("".join(words)).most_common()]

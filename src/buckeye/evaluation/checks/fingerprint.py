@@ -1,4 +1,4 @@
-"""Fingerprints of tasks, to check that a process with another hash seed makes the same tasks.
+"""Fingerprints of tasks: they show whether another process, with another hash seed, makes equal tasks.
 
 `python -m buckeye.evaluation.checks.fingerprint` reads `{"id", "args", "splits", "seed", "variables"}` from
 standard input and prints the fingerprint as JSON.
@@ -24,7 +24,7 @@ from buckeye.workers.loading import open_environment
 _COMPARED = 300
 
 Fingerprint = dict[str, list[list[str]]]
-"""Entries by split: its size, then [task id, hash of messages and accepted answers] of some of its tasks."""
+"""Entries by split: ["size", number of tasks], then [task id, hash of messages and answers] of some tasks."""
 
 
 def fingerprint(environment: Environment, splits: Sequence[str], seed: int) -> Fingerprint:
@@ -47,7 +47,7 @@ def fingerprint_in_new_process(
 ) -> Fingerprint | str | None:
     """Return the fingerprint that a new process with `variables` computes.
 
-    None if it takes more than `seconds`. If the process fails, return the reason as text.
+    Return None if the process takes more than `seconds`, and the reason as text if it fails.
     """
     request = json.dumps(
         {
@@ -88,9 +88,9 @@ def first_difference(first: Fingerprint, second: Fingerprint) -> str | None:
             if entry == other:
                 continue
             if entry[0] != other[0]:
-                return f"{split}: {entry[0]} in one, {other[0]} in the other"
+                return f"{split}: {entry[0]} the first time, {other[0]} the second time"
             if entry[0] == "size":
-                return f"{split}: {entry[1]} tasks in one, {other[1]} in the other"
+                return f"{split}: {entry[1]} tasks the first time, {other[1]} the second time"
             return f"{split}: {entry[0]} has different messages or answers"
     return None
 

@@ -1,4 +1,4 @@
-"""Output of `buckeye env check`."""
+"""Format the report of `buckeye env check` as text."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PROBES_SHOWN = 10
 
 
 def report_text(report: EnvCheckReport) -> str:
-    """Return the checks, the wrong probes, the content-free scores and a summary line."""
+    """Return a table of checks, wrong probes, content-free scores, and a summary line."""
     return printable("\n".join(_parts(report)))
 
 
@@ -54,7 +54,7 @@ def _probe_row(result: ProbeResult) -> Sequence[str]:
 
 
 def _score_rows(report: EnvCheckReport) -> list[list[str]]:
-    """Return a table with a row per family: the best content-free mean reward, and chance, for each split."""
+    """Return a row per family: for each split, the best content-free mean reward, and chance."""
     best = report.best_scores()
     rows = [["family", *(title for split in report.sizes for title in (split, "chance"))]]
     for family in sorted({family for _, family in report.chance}):

@@ -1,4 +1,4 @@
-"""Result of one check: a line of a report with its status."""
+"""`CheckResult`: status and details of one check."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ CheckStatus = Literal["pass", "note", "warning", "error", "not run"]
 * `not run`: the check could not run; it does not count as passed.
 """
 
-NO_ANSWERS = "no task has `accept` or `answer` in its data: text, a number or a list of these"
+NO_ANSWERS = "no task has `accept` or `answer` in its data, as a text, a number, or a list"
 
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """Name, status and one line of detail: the worst example if the check found a problem."""
+    """Name, status, and one line of detail, which shows the worst example if the check found a problem."""
 
     name: str
     status: CheckStatus

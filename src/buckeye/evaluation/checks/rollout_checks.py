@@ -1,4 +1,4 @@
-"""Checks that run rollouts with scripted replies. Each returns one line of a report."""
+"""Checks that run rollouts with scripted replies. Each check returns a `CheckResult`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from buckeye.evaluation.checks.task_text import (
 from buckeye.evaluation.content_free import ContentFreeScore
 
 MIN_ANSWER_REWARD = 0.5
-"""Minimum reward of a right answer."""
+"""Minimum reward of an accepted answer."""
 
 _ANSWER_TASKS = 20
 _REGRADED_TASKS = 5
@@ -93,8 +93,8 @@ async def check_answers_rewarded(
 ) -> CheckResult:
     """Check that accepted answers are rewarded, bare or in a format that the prompts show.
 
-    Without this check, a grader that always gives 0 would pass all other checks. If all answers are numbers
-    in the data and none is rewarded, they may mean something else, such as a position in a list.
+    Without this check, a grader that always gives 0 would pass all other checks. If the answers in the data
+    are numbers and none is rewarded, the check does not fail: the numbers may be positions in a list.
     """
     name = "accepted answers are rewarded"
     answers = [
@@ -147,8 +147,8 @@ async def check_grades_repeatable(
 ) -> CheckResult:
     """Check that a reply to a task gets equal outcomes in repeated rollouts.
 
-    The repetitions run later, in reverse order, and in a second object of the environment. They use right,
-    echoing and empty replies to some tasks, and the probes.
+    The rollouts are repeated in reverse order, also in a second object of the environment. Their replies are
+    accepted answers, the question itself, empty replies, and the probes.
     """
     name = "grades are repeatable"
     replies: list[tuple[Task, str]] = [(probe.task, probe.reply) for probe in probes]
@@ -181,14 +181,14 @@ async def check_grades_repeatable(
 
 
 async def check_errors_unscored(runner: ScriptedRunner, samples: Sequence[SplitSample]) -> CheckResult:
-    """Check that a rollout whose engine fails has an error and no reward."""
+    """Check that a rollout has an error and no reward if the inference engine fails."""
     name = "errors are not scored"
     tasks = [tasks[0] for _, _, tasks in groups_of(samples)]
     outcomes = [await runner.outcome(task, FailingPolicy()) for task in tasks]
     finished = [(task, outcome) for task, outcome in zip(tasks, outcomes, strict=True) if outcome is not None]
     for task, outcome in finished:
         if outcome.reward is not None:
-            detail = f"reward {outcome.reward:g} although the engine failed, on {task.id}; return no reward"
+            detail = f"reward {outcome.reward:g} although the engine failed, on {task.id}; return an error"
             return CheckResult(name, "error", detail)
     if not finished:
         return out_of_time_result(name)
@@ -196,7 +196,7 @@ async def check_errors_unscored(runner: ScriptedRunner, samples: Sequence[SplitS
 
 
 async def check_tools(environment: Environment) -> list[CheckResult]:
-    """Check that the tools in tasks exist, if the environment has a member `check_tools` (as MCP does)."""
+    """Check that the tools in tasks exist, if the environment has a member `check_tools`."""
     check: Callable[[], Awaitable[None]] | None = getattr(environment, "check_tools", None)
     if check is None:
         return []
@@ -224,9 +224,9 @@ async def check_isolated(environment: Environment, seconds: float) -> list[Check
 
 
 def check_all_graded(runner: ScriptedRunner) -> CheckResult:
-    """Check that no reply makes the environment raise. A reply is data, however unusual.
+    """Check that the environment raises for no reply.
 
-    Timeouts alone give a warning: the machine may be slow.
+    If all errors are timeouts, the result is a warning, because the machine may be slow.
     """
     name = "every reply is graded"
     if not runner.rollouts:
@@ -244,7 +244,7 @@ def check_all_graded(runner: ScriptedRunner) -> CheckResult:
 
 
 def check_reward_range(runner: ScriptedRunner) -> CheckResult:
-    """Check that all rewards are in [0, 1], because the limits of other checks assume it."""
+    """Check that all rewards are in [0, 1], because other checks assume this range."""
     name = "rewards from 0 to 1"
     if not runner.out_of_range:
         rewards = runner.rollouts - len(runner.errored)

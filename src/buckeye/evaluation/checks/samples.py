@@ -1,4 +1,4 @@
-"""Samples of an environment's splits: a seeded scan, and tasks of every family."""
+"""Read tasks of each split in a seeded order, and choose tasks of every family."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MAX_SCANNED = 20_000
 class SplitSample:
     """Sample of one split.
 
-    `scanned` has tasks in seeded order, and `families` up to n distinct tasks (by id) per family.
+    `scanned` has tasks in a seeded order. `families` has, by family, some tasks with distinct ids.
     """
 
     name: str
@@ -46,7 +46,7 @@ def family_of(task: Task) -> str:
 
 
 def probes_of(environment: Environment) -> Sequence[Probe]:
-    """Return the probes of the optional member `probes()`. Raise `UsageError` if it fails."""
+    """Return the probes of the environment, if it has a method `probes`. Raise `UsageError` if it fails."""
     probes = getattr(environment, "probes", None)
     if probes is None:
         return ()
@@ -62,7 +62,7 @@ def probes_of(environment: Environment) -> Sequence[Probe]:
 def sample_splits(
     environment: Environment, names: Sequence[str], *, per_family: int, seed: int
 ) -> list[SplitSample]:
-    """Scan and sample each split. Raise `UsageError` if a split cannot be read or is empty."""
+    """Return a sample of each split. Raise `UsageError` if a split cannot be read or is empty."""
     return [_sample(environment, name, per_family, seed) for name in names]
 
 

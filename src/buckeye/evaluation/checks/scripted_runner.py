@@ -1,4 +1,4 @@
-"""Rollouts with scripted replies: no model, no tokens."""
+"""Run rollouts with scripted replies, without a model."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ScriptedRollout:
 
     @property
     def reward(self) -> float:
-        """Reward; NaN without one."""
+        """Reward; NaN if the rollout has none."""
         return math.nan if self.outcome.reward is None else float(self.outcome.reward)
 
 
@@ -55,7 +55,7 @@ class ScriptedRunner:
 
     @property
     def has_time(self) -> bool:
-        """True before the deadline."""
+        """True before the deadline of the current phase."""
         return time.monotonic() < self._deadline
 
     async def run_all(self, replies: Sequence[tuple[Task, str]]) -> list[ScriptedRollout | None]:
@@ -71,9 +71,9 @@ class ScriptedRunner:
         return [self._count(rollout) for rollout in results]
 
     async def outcome(self, task: Task, policy: Policy) -> Outcome | None:
-        """Return the outcome of one rollout with any policy, uncounted; None if no time is left.
+        """Run one rollout with any policy, and return its outcome; None if the deadline ended the rollout.
 
-        A rollout takes at most `ROLLOUT_SECONDS`.
+        A rollout takes at most `ROLLOUT_SECONDS`. This method does not count the rollout.
         """
         left = self._deadline - time.monotonic()
         if left <= 0:

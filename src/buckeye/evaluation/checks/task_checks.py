@@ -1,4 +1,4 @@
-"""Checks that read tasks, without rollouts. Each returns one line of a report."""
+"""Checks that read tasks, without rollouts. Each check returns a `CheckResult`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from buckeye.evaluation.checks.samples import SplitSample, family_of
 from buckeye.evaluation.checks.task_text import accepted_answers, prompt_contains, prompt_of
 
 _NOTE_RATIO = 2.0
-"""Minimum ratio for a note: share of prompts with their own answer / share with another task's answer."""
+"""Minimum ratio for a note: share of prompts that contain their answer / that of another task."""
 
 _OTHER_ANSWERS = 10
 """Number of other tasks' answers to search for in each prompt."""
@@ -39,7 +39,7 @@ def check_ids(samples: Sequence[SplitSample]) -> CheckResult:
                     name, "error", f"id {task.id} is used for two tasks: one in {split}, one in {sample.name}"
                 )
             if task.id in ids and not sample.is_train:
-                return CheckResult(name, "error", f"{task.id} is twice in {sample.name}")
+                return CheckResult(name, "error", f"{task.id} occurs twice in {sample.name}")
             ids.add(task.id)
     repeated = sum(len(s.scanned) - len({task.id for task in s.scanned}) for s in samples)
     repetitions = f"; {repeated:,} repeated in train" if repeated else ""
@@ -51,7 +51,7 @@ def check_tasks_repeatable(
 ) -> CheckResult:
     """Check that each fingerprint in `repeated` equals `reference`.
 
-    A text in place of a fingerprint is the reason for its absence. None: out of time.
+    A text in place of a fingerprint is the reason why none could be computed. None: the time was over.
     """
     name = f"same tasks {where}"
     for fingerprint in repeated:
@@ -98,9 +98,10 @@ def check_answers_hidden(samples: Sequence[SplitSample], limit: float, seed: int
 
 @dataclass(frozen=True, slots=True)
 class _Leak:
-    """Tasks that show their answer, compared with the share that shows another task's answer.
+    """Tasks of a family whose prompts contain their answer.
 
-    `excess` is the difference of the shares, and `is_significant` is True if it is significant.
+    `others` is the share of prompts that contain the answer of another task. `excess` is the share of `shown`
+    minus `others`. `is_significant` is True if `excess` is significantly above the limit.
     """
 
     shown: Sequence[Task]

@@ -1,4 +1,4 @@
-"""Texts of tasks, read without understanding them: prompts, quotations, answers, answer formats."""
+"""Extract prompts, quotations, answers and answer formats from tasks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from buckeye.envs.base import Message, Task
 ANSWER = "\N{OBJECT REPLACEMENT CHARACTER}"
 """Placeholder for the answer in a format."""
 
-_CACHE_SIZE = 512  # cache size for texts that are read repeatedly
+_CACHE_SIZE = 512
 _TAG = re.compile(r"<([A-Za-z][\w-]*)>[^<>]{0,80}</\1>")
 _BOXED = re.compile(r"\\boxed\{")
 _HASHES = re.compile(r"^#### ", re.MULTILINE)
@@ -42,7 +42,7 @@ def prompt_of(task: Task) -> str:
 
 
 def question_of(task: Task) -> str:
-    """Return the last user message, or the whole prompt without one."""
+    """Return the last user message, or the whole prompt if no message is of a user."""
     questions = [text_of(message) for message in task.messages if message.get("role") == "user"]
     return questions[-1] if questions else prompt_of(task)
 
@@ -58,9 +58,9 @@ def words_of(text: str) -> list[str]:
 
 
 def accepted_answers(task: Task) -> tuple[str, ...]:
-    """Return the answers in `data["accept"]`, or the one in `data["answer"]`, as text; empty without any.
+    """Return the answers in `data["accept"]`, or else in `data["answer"]`, as text; empty if neither exists.
 
-    Numbers, booleans and lists of them are written as JSON.
+    Numbers, and lists of numbers and booleans, are converted to JSON.
     """
     return tuple(text for value in _answers(task) if (text := _to_text(value)) is not None)
 
@@ -146,7 +146,7 @@ def _in_word(char: str) -> bool:
 
 
 def answer_formats(texts: Iterable[str]) -> list[str]:
-    r"""Return the answer formats in prompts or replies: the most common one of each kind.
+    r"""Return the most common answer formats in prompts or replies.
 
     A format is a text with `ANSWER` in place of the answer. Known formats are `<tag></tag>`, also after
     reasoning tags; `\boxed{}`; and `#### answer`. The bare answer is not included.
@@ -165,7 +165,7 @@ def answer_formats(texts: Iterable[str]) -> list[str]:
 
 
 def _tag_formats(chain: Sequence[str]) -> list[str]:
-    """Return the formats of a chain of tags: the answer's tag alone, and after the other, empty tags."""
+    """Return two formats: the tag of the answer alone, and preceded by the other tags without content."""
     answering = [tag for tag in chain if tag.lower() not in _REASONING_TAGS] or chain
     last = f"<{answering[-1]}>{ANSWER}</{answering[-1]}>"
     before = "".join(f"<{tag}></{tag}>" for tag in chain if tag != answering[-1])
@@ -173,5 +173,5 @@ def _tag_formats(chain: Sequence[str]) -> list[str]:
 
 
 def apply_format(pattern: str | None, answer: str) -> str:
-    """Return the answer in a format; with `pattern=None` unchanged."""
+    """Return the answer in a format. With `pattern=None`, return the answer unchanged."""
     return answer if pattern is None else pattern.replace(ANSWER, answer)

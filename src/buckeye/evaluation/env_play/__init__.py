@@ -1,1 +1,1 @@
-"""Implementation of `buckeye env play`: single rollouts by a person, at random, or by a model, shown live."""
+"""Implementation of `buckeye env play`: rollouts of a person, of random actions, or of a model."""

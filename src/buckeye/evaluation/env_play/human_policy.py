@@ -12,7 +12,7 @@ from buckeye.base.json_lines import printable
 from buckeye.envs.base import Message, Reply, Tool
 from buckeye.evaluation.env_play.random_policy import make_call_reply
 
-HELP = "Type a call, such as name(argument=value), or text. ? lists the tools, Ctrl-D ends."
+HELP = "Type a call, such as name(argument=value), or text. `?` lists the tools, Ctrl-D exits."
 _CALL = re.compile(r"([\w./-]+)\((.*)\)", re.DOTALL)
 _CONSTANTS = {"true": True, "false": False, "null": None}
 
@@ -27,11 +27,11 @@ class HumanPolicy:
         self._help_shown = False
 
     def set_tools(self, tools: Sequence[Tool], form: str) -> None:
-        """Set the callable tools and the text form of a call, as in `ToolAwarePolicy`."""
+        """Set the callable tools, and the text form of a call with a placeholder `{call}`."""
         self._tools, self._form = tools, form
 
     async def chat(self, messages: Sequence[Message], *, tools: Sequence[Tool] = ()) -> Reply:
-        """Return the typed reply: a call in the form that the environment reads, or the text unchanged."""
+        """Return the typed reply: a tool call in the form of the environment, or the text unchanged."""
         functions = {tool["function"]["name"]: tool["function"] for tool in tools or self._tools}
         if not self._help_shown and sys.stdin.isatty():
             self._show(HELP)

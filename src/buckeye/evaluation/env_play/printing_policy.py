@@ -1,4 +1,4 @@
-"""Display of one rollout while it runs, and its record."""
+"""Print one rollout while it runs, and record it."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class PrintingPolicy(OptionsPolicy):
         tools: Sequence[Tool] = (),
         options: CallOptions = DEFAULT_OPTIONS,
     ) -> Reply:
-        """Return the speaker's reply; options are dropped if the speaker does not support them."""
+        """Return the speaker's reply. Options are ignored if the speaker does not support them."""
         self._show_prompt(messages)
         if isinstance(self._speaker, OptionsPolicy):
             reply = await self._speaker.ask(messages, tools=tools, options=options)
@@ -110,7 +110,7 @@ class PlayRecord:
         return {"messages": list(self.messages), **({"tools": list(self.tools)} if self.tools else {})}
 
     def lines(self) -> Iterator[str]:
-        """Yield lines with the end of the rollout, the reward and its components."""
+        """Yield lines with the reward, the stop reason and the components of the reward."""
         outcome, turns = self.outcome, counted(self.turns, "turn")
         if outcome.reward is None:
             yield printable(f"no reward: {outcome.error}")

@@ -24,7 +24,7 @@ Schema = Mapping[str, Any]
 
 
 class RandomPolicy:
-    """Random policy: uniform over the tools, with texts and numbers from the conversation so far."""
+    """Policy that calls random tools, with texts and numbers from the conversation as arguments."""
 
     def __init__(self, seed: int) -> None:
         self._rng = random.Random(seed)  # noqa: S311  not for security
@@ -33,13 +33,13 @@ class RandomPolicy:
         self._turns = 0
 
     def set_tools(self, tools: Sequence[Tool], form: str) -> None:
-        """Set the callable tools and the text form of a call, as in `ToolAwarePolicy`."""
+        """Set the callable tools, and the text form of a call with a placeholder `{call}`."""
         self._tools, self._form = tools, form
 
     async def chat(self, messages: Sequence[Message], *, tools: Sequence[Tool] = ()) -> Reply:
-        """Return a tool call, or a text.
+        """Return a tool call or a text.
 
-        Texts are returned without tools, at random, and after many calls.
+        The reply is a text if tools are missing, after many calls, or at random.
         """
         words = conversation_words(messages)
         offered = tools or self._tools
@@ -55,7 +55,7 @@ class RandomPolicy:
 
 
 def make_call_reply(name: str, arguments: Mapping[str, Any], *, form: str) -> Reply:
-    """Return a reply that calls a tool: as text in the `form` of the environment, else as a native call."""
+    """Return a reply that calls a tool: as text if the environment has a `form`, else as a native call."""
     if form:
         given = ", ".join(f"{key}={format_literal(value)}" for key, value in arguments.items())
         text = form.replace("{call}", f"{name}({given})")
@@ -117,7 +117,7 @@ def _simple(kind: Any, schema: Schema, rng: random.Random, words: Sequence[str])
 
 
 def _number(kind: Any, schema: Schema, rng: random.Random, read: Sequence[int]) -> float:
-    """Return a number within the bounds: one from the conversation, else an integer if one fits."""
+    """Return a number within the bounds: a number of the conversation, else an integer if one fits."""
     low = max(_bound(schema, "minimum", -1e9), _bound(schema, "exclusiveMinimum", -1e9))
     high = min(_bound(schema, "maximum", 1e9), _bound(schema, "exclusiveMaximum", 1e9))
     open_at = {_bound(schema, name, math.nan) for name in ("exclusiveMinimum", "exclusiveMaximum")}
@@ -137,7 +137,7 @@ def _bound(schema: Schema, name: str, otherwise: float) -> float:
 
 
 def _resolved(schema: Any, root: Schema) -> Schema:
-    """Return the schema that a local `$ref` points to; {} if it is not a schema."""
+    """Return the schema that a local `$ref` points to, or {} if the target is not a schema."""
     for _ in range(_MAX_DEPTH):
         reference = schema.get("$ref") if isinstance(schema, Mapping) else None
         if not isinstance(reference, str):

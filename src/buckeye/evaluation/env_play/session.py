@@ -1,4 +1,4 @@
-"""Session of `buckeye env play`: choice of the policy, rollouts, output, and saved chats."""
+"""Run the rollouts of `buckeye env play`, print them, and save their chats."""
 
 from __future__ import annotations
 
@@ -47,7 +47,8 @@ class ChatFile:
 class PlaySession:
     """Session that runs rollouts, `at_once` at a time.
 
-    `policy`: a person (None), RANDOM, or a model. With JSON output, the text for a person goes to stderr.
+    `policy` is None for a person, `RANDOM_POLICY`, or the name of a model. With JSON output, texts for the
+    person go to stderr.
     """
 
     policy: str | None
@@ -63,7 +64,7 @@ class PlaySession:
     async def play(
         self, env: NamedEnvironment, tasks: Sequence[Task], numbers: Sequence[int]
     ) -> list[Outcome]:
-        """Run the tasks with these numbers, modulo the number of tasks. A person gets one task at a time."""
+        """Run a rollout for each number, on the task of this index modulo the number of tasks."""
         slots = asyncio.Semaphore(1 if self.policy is None else self.at_once)
         shown = len(numbers) == 1 or self.policy is None
 

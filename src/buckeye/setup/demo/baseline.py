@@ -15,7 +15,7 @@ from buckeye.evaluation.content_free import (
 )
 
 _MAX_TASKS = 200
-"""Maximum tasks per family and split for each policy."""
+"""Maximum number of tasks per family and split for each policy."""
 
 
 async def measure_baseline(
@@ -24,7 +24,7 @@ async def measure_baseline(
     """Run every content-free policy of `buckeye env check` on the evaluated tasks of a split.
 
     Returns the exact match of the best policy. The policies are made from train tasks only.
-    Raises UsageError without a train split.
+    Raises UsageError if the environment has no train split.
     """
     runner = ScriptedRunner(environment)
     train = sample_splits(environment, [TRAIN], per_family=_MAX_TASKS, seed=seed)[0]

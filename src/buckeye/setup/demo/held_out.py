@@ -1,4 +1,4 @@
-"""Held-out tasks before and after training: exact match with 95 % intervals."""
+"""Compare the exact match on held-out tasks before and after training, with 95 % intervals."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _HEADER = ("exact match", "tasks", "clusters", "before", "after", "change", "no 
 class HeldOutResult:
     """Exact match on the held-out tasks.
 
-    `change` covers the tasks scored both times. `baseline` is the exact match of the best content-free
-    policy. Other values are None if nothing was scored.
+    `change` covers the tasks that were scored before and after training. `baseline` is the exact match of the
+    best policy that ignores the question. The other values are None if no task was scored.
     """
 
     before: Estimate | None
@@ -36,7 +36,7 @@ class HeldOutResult:
 
 
 def read_held_out_tasks(file: Path) -> dict[str, ScoredTask]:
-    """Read the rollouts of an evaluation (`evals/NAME.jsonl`): task id -> its scored rollouts."""
+    """Return the scored tasks in a file of rollouts, by task id."""
     records = defaultdict(list)
     for record in read_json_lines(file):
         if record["reward"] is not None:

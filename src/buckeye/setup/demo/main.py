@@ -1,4 +1,4 @@
-"""Run the complete demonstration."""
+"""Run all stages of `buckeye demo`, and print the results."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from buckeye.setup.demo.write_results import write_results
 
 
 def run_demo(output_dir: Path, *, seed: int, show: Callable[[str], None]) -> None:
-    """Run the stages that `output_dir` does not have yet, then `show` the results.
+    """Run the stages that are not complete in `output_dir`, then `show` the results.
 
-    Raises UsageError if the directory has the demonstration with another seed.
+    Raises UsageError if the directory contains a demonstration with another seed.
     """
     need("torch", "The demonstration")
     started = time.monotonic()
@@ -25,7 +25,7 @@ def run_demo(output_dir: Path, *, seed: int, show: Callable[[str], None]) -> Non
     record = read_json(record_file) if record_file.exists() else {"seed": seed, "seconds": 0.0}
     if record["seed"] != seed:
         raise UsageError(
-            f"{output_dir} has the demonstration with seed {record['seed']}, not {seed}",
+            f"{output_dir} contains a demonstration with seed {record['seed']}, not {seed}",
             code="BK-FILE-EXISTS",
             hint=f"Use another directory: `buckeye demo --seed {seed} --output-dir {output_dir}-{seed}`",
         )

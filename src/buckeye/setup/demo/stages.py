@@ -1,4 +1,4 @@
-"""Stages of the demonstration: commands that a user could type. Each runs once; interrupted ones resume."""
+"""Stages of the demo. Each stage runs a command that a user could type. Interrupted stages resume."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def reinforce(paths: DemoPaths, *, seed: int) -> None:
 
 
 def rl_args(paths: DemoPaths, *, seed: int) -> list[str]:
-    """Return the arguments of `rl`."""
+    """Return the args of the RL run, without `rl`."""
     return [
         *("--trainer", "@", str(config_file("train.toml"))),
         *("--orchestrator", "@", str(config_file("orch.toml"))),

@@ -1,4 +1,4 @@
-"""The environment of `buckeye rl init ENV`: an image, a folder, a lock file, a URL or a command."""
+"""Find the environment that `buckeye rl init` configures: an image, folder, lock file, URL or command."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ class EnvironmentSource:
     """An environment to configure.
 
     Each call of `open_server` returns a context with a server for one session. `other_servers` are further
-    servers that its tasks use. `tools` are from a lock file that has all schemas. `tasks` is a task file in
-    the same folder.
+    servers that the tasks use. `tools` are the tools in the lock file, or None if it lacks their schemas.
+    `tasks` is the task file in the folder of the environment.
 
     `task_server` is the server in the form of a task's `mcp_config`; None for images and folders. `paths`
-    maps names in a rollout's folder to the user's files and folders that the server's command contains.
-    `files` is a folder with copies of these paths. `uncopied_address` is a URL in the command: its data is
-    not copied. `notes` are for the user.
+    maps names in the folder of a rollout to files and folders of the user that the command names. `files` is
+    a folder with copies of these paths. `uncopied_address` is a URL in the command; data there is not copied.
+    `notes` are messages for the user.
     """
 
     environment: EnvironmentName
@@ -97,8 +97,7 @@ def find_source(env: str | None, *, command: str | None, headers: Mapping[str, s
 def with_task_servers(source: EnvironmentSource, tasks: Sequence[McpTask]) -> EnvironmentSource:
     """Return the source with all servers of its tasks.
 
-    If the tasks name several servers, the main server is `source.task_server` if they name it, else the
-    first.
+    If the tasks name several servers, the main server is `source.task_server`, or else the first server.
     """
     servers: dict[str, Server] = {}
     for task in tasks:
@@ -122,7 +121,7 @@ def _is_same_server(server: Server, other: Server | None) -> bool:
 
 
 def source_of_tasks(tasks: Sequence[McpTask]) -> EnvironmentSource:
-    """Return the environment of the tasks: the servers that they name."""
+    """Return a source with the servers that the tasks name."""
     name, server = next(iter(tasks[0].mcp_config.items()))
     source = replace(server_source(server), environment=_environment_name(name), name=name)
     return with_task_servers(source, tasks)

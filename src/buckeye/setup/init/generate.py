@@ -35,7 +35,7 @@ _WEIGHTS = WeightsConfig(task_completion=0.8, tool_execution=0.1, format_complia
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EnvironmentName:
-    """Names of the environment: `name` for texts, and `image`, the image with its tag, else the name."""
+    """Names of the environment. `image` is the image with its tag, or else the name."""
 
     name: str
     image: str
@@ -75,8 +75,8 @@ def generate_config(
     """Return the configuration, with its YAML text, for these tools.
 
     `setup_tools` and `grading_tools` name the tools that tasks use for setup and grading. `requested` names
-    the tools that the user requested. `context_values` has values for arguments that all tools have, by name
-    of the argument. `server` is the server in the form of a task's `mcp_config`. `files` is a folder that is
+    the tools that the user requested. `context_values` maps names of arguments that all tools have to
+    values. `server` is the server in the form of a task's `mcp_config`. `files` is a folder that is
     copied for every rollout. If the command line names a single path, `workdir_path` is its path in the copy.
     """
     plan = plan_actions(

@@ -57,7 +57,7 @@ _MAX_BYTES, _MAX_FILES = 200_000_000, 20_000
 def program_index(argv: Sequence[str]) -> int:
     """Return the index of the program in a command line.
 
-    The program is the module, package or script that `python`, `npx`, `uv run` and the like start.
+    The program is the module, package or script that `python`, `npx`, `uv run` or a similar launcher starts.
     """
     index = 0
     while index < len(argv) - 1:
@@ -90,7 +90,7 @@ class PortableCommand:
 
 
 def named_paths(argv: Sequence[str]) -> PortableCommand:
-    """Find the folders and files in the arguments of a command, without its own program."""
+    """Replace folders and files in the arguments of a command by paths in `{workdir}`."""
     program, portable_argv, paths = program_index(argv), list(argv), dict[str, Path]()
     is_container = Path(argv[0]).name in ("docker", "podman")
     for index, arg in enumerate(argv):
@@ -105,10 +105,10 @@ def named_paths(argv: Sequence[str]) -> PortableCommand:
 
 
 def _split_path(arg: str, *, follows_flag: bool, is_container: bool) -> tuple[str, Path, str] | None:
-    """Return the text before a path in an argument, the path, and the text after it; None without a path.
+    """Split an argument into the text before a path, the path, and the text after it; None without a path.
 
-    A bare name of an existing file counts only after a flag. In other positions it is more likely a command
-    of the server.
+    The bare name of an existing file is a path only after a flag. Elsewhere, the name is more likely a
+    subcommand of the server.
     """
     match = _PREFIX.match(arg)
     before = match[0] if match is not None else ""

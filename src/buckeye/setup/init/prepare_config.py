@@ -73,7 +73,7 @@ def prepare_config(
 ) -> PreparedConfig:
     """Start an environment and generate its configuration; write nothing.
 
-    Raises UsageError. An existing output file is reported before anything is started.
+    Raises UsageError; if the output file exists, before the environment starts.
     """
     argv = _command_line(env, command, headers or {}, output, tasks, include, exclude)
     if env is None and command is None and tasks is not None:
@@ -111,7 +111,7 @@ def _command_line(
     include: Sequence[str],
     exclude: Sequence[str],
 ) -> tuple[str, ...]:
-    """Return the command line with these arguments."""
+    """Return the command line of `rl init` with these arguments."""
     options = [("--command", command), ("--output", output), ("--dataset", tasks)]
     options += [("--header", f"{name}={value}") for name, value in headers.items()]
     options += [("--include", tool) for tool in include] + [("--exclude", tool) for tool in exclude]
@@ -120,7 +120,7 @@ def _command_line(
 
 
 def read_tasks(file: Path) -> list[McpTask]:
-    """Return all tasks of a file or a dataset. A task may lack a server, because it is not used here."""
+    """Return all tasks of a file or a dataset. Tasks without a server are valid."""
     if is_dataset(file):
         return [task for tasks in read_splits(file) for task in tasks]
     return read_with_lock(file, EnvironmentLock(image="any:latest"))[0]

@@ -28,7 +28,7 @@ from buckeye.setup.init.tool_choice import PATH_NAME, has_hint
 from buckeye.setup.init.trial_server import trial_task
 
 Ending = Literal["worked", "refused", "failed", "not tried", "held back"]
-"""How the trial of an action ended.
+"""Result of the trial of an action.
 
 `refused`: the tool replied with an error, which is normal for generated arguments. `failed`: the call did not
 reach the tool, or the environment failed. `not tried`: no arguments can be generated. `held back`: the tool
@@ -44,7 +44,7 @@ _REFUSAL = re.compile(r'error|\{\s*"(?:error"|(?:success|ok)":\s*false|status":\
 
 @dataclass(frozen=True, slots=True)
 class ActionTrial:
-    """An action, its last call, and the ending of this call."""
+    """Last call of an action, with its result."""
 
     action: str
     call: str
@@ -146,7 +146,7 @@ def _task_calls(task: McpTask | None, tools: Mapping[str, ToolEntry]) -> _TaskCa
 
 @dataclass(slots=True)
 class _TrialRunner:
-    """Runs rollouts until every call was made: more than one if the environment ends a rollout early."""
+    """Run rollouts until every call was made. The environment may end a rollout before its last call."""
 
     _config: GymConfig
     _source: EnvironmentSource
@@ -159,7 +159,7 @@ class _TrialRunner:
     reward: float | None = None
 
     async def run(self) -> None:
-        """Run the rollouts; the attributes and the trials hold the results."""
+        """Run the rollouts, and store the results in the attributes."""
         while not self.problem and self.stop_reason != "done":
             before = len(self._pending)
             policy = _ScriptedPolicy(self._pending, self._trials)
@@ -205,19 +205,19 @@ class _ScriptedPolicy:
         self._current = self._pending.pop(0) if self._pending and not self.failed_action else None
         call = self._current[1] if self._current is not None else f"{DONE}()"
         text = f"<think>I try this.</think><tool>{call}</tool>"
-        if self._current is not None:  # stays if this call ends the rollout and returns no result
+        if self._current is not None:  # remains if the call ends the rollout, because no result follows
             self._trials[self._current[0]] = ActionTrial(*self._current, "worked", "ended the rollout")
         return Reply(text=text, finish_reason="stop", message={"role": "assistant", "content": text})
 
     def record_failure(self, error: str) -> bool:
-        """Record an error of the environment for the current call; return False without such a call."""
+        """Record an error of the environment for the current call. Return False if no call was made."""
         if self._current is None:
             return False
         self._trials[self._current[0]] = ActionTrial(*self._current, "failed", _short_line(error))
         return True
 
     def add_server_exit(self, explanation: str) -> None:
-        """Add the reason of the server's exit to the call that caused it. The model does not see it."""
+        """Add the reason for the exit of the server to the trial of the call that caused the exit."""
         if explanation:
             trial = self._trials[self.failed_action]
             message = _short_line(explanation.rpartition("): ")[2])
@@ -272,7 +272,7 @@ def _is_filler(value: Any) -> bool:
 
 
 def _sample_path(files: str | None) -> str:
-    """Return the first entry of a rollout's folder, to use as a path argument; "" if it has none."""
+    """Return the path of the first entry of a rollout's folder, or "" if the folder is empty."""
     names = sorted(path.name for path in Path(files).glob("[!.]*")) if files is not None else []
     return f"{WORKDIR}/{names[0]}" if names else ""
 

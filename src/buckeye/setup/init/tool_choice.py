@@ -89,8 +89,8 @@ class FlaggedAction:
 class ActionPlan:
     """Actions planned for the tools.
 
-    `context` has the arguments with one value for all calls: the name in the tools, and the value. `left_out`
-    has the reason for each tool without an action.
+    `context` maps names of arguments that have the same value in all calls to this value. `left_out` has the
+    reason for each tool without an action.
     """
 
     actions: tuple[PlannedAction, ...]
@@ -138,9 +138,9 @@ def plan_actions(
     """Return the plan for these tools.
 
     Tasks use the tools `setup_tools` for setup and `grading_tools` for grading. `requested` has names or
-    patterns of tools that the user requested; they are never flagged. Destructive tools are not flagged if
-    the files are `private` to a rollout. An argument is constant if every action requires it and its name
-    denotes a location: its value is in `values`, or is `workdir_path`.
+    patterns of tools that the user requested; these tools are never flagged. Destructive tools are not
+    flagged if the files are `private` to a rollout. An argument is constant if every action requires it and
+    its name denotes a location. Its constant value is in `values`, or is `workdir_path`.
     """
     actions: list[PlannedAction] = []
     flagged: list[FlaggedAction] = []
@@ -174,7 +174,7 @@ def has_hint(tool: ToolEntry, hint: str) -> bool:
 
 
 def why_flagged(tool: ToolEntry, *, private: bool = False) -> str:
-    """Return the reason why the model should perhaps not get a tool, or ""."""
+    """Return the reason why a person should approve a tool before the model gets it, or ""."""
     words = {word.lower() for word in _WORD.findall(tool.name)} | {tool.name.lower().replace("_", "")}
     kinds = (
         (_LEAK, "may show the model the answer or the reward"),
@@ -218,7 +218,7 @@ def _required(tool: ToolEntry) -> list[str]:
 
 
 def _callable_name(name: str, pattern: re.Pattern[str]) -> str:
-    """Return the name, or the closest one that a call can contain."""
+    """Return the name, or a similar name that a call can contain."""
     if pattern.fullmatch(name):
         return name
     replaced = re.sub(r"[^\w.\-]+", "_", name).strip("_") or "tool"

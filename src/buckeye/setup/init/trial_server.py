@@ -1,4 +1,4 @@
-"""Trial starts of an environment: in a private folder, on copies of the named paths, with limited writes."""
+"""Start an environment for a trial: with copies of the user's files, and with limited write access."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _CACHE_VARIABLES = {
     "DENO_DIR": "deno",
     "BUN_INSTALL_CACHE_DIR": "bun",
 }
-"""Cache variables of programs that download a server, with folders: trials must not fill the user's home."""
+"""Cache variables of programs that download a server, with folder names. Trials must not fill the home."""
 
 
 @functools.cache
@@ -45,7 +45,7 @@ def _scratch() -> Path:
 def with_copies(source: EnvironmentSource) -> EnvironmentSource:
     """Return the source with new copies of the folders and files that its command names.
 
-    Its notes list the copies. Raises OSError.
+    The notes of the source list the copies. Raises OSError.
     """
     files, notes = create_rollout_folder() if source.paths else None, list(source.notes)
     for name, path in source.paths.items():
@@ -59,7 +59,7 @@ def with_copies(source: EnvironmentSource) -> EnvironmentSource:
 
 @asynccontextmanager
 async def trial_task(source: EnvironmentSource) -> AsyncIterator[McpTask]:
-    """Yield a task on a server of the source for one session. It has no grading, unlike tasks of a file."""
+    """Yield a task without grading, for one session on a new server of the source."""
     async with source.open_server() as server:
         others = {name: confine(other) for name, other in source.other_servers.items()}
         main = server if source.task_server is None else confine(server)
@@ -68,7 +68,7 @@ async def trial_task(source: EnvironmentSource) -> AsyncIterator[McpTask]:
 
 
 def confine(server: Server) -> Server:
-    """Return the server confined: it can write only to the rollout's folder and to this process's scratch."""
+    """Return the server with a sandbox that permits writes only to the folder of the rollout and a cache."""
     if not isinstance(server, StdioServer):
         return server
     cache = _scratch() / "fetched"
@@ -88,7 +88,7 @@ async def timed_tools(source: EnvironmentSource, seconds: float) -> tuple[list[T
     """Return the tools that the environment announces, and the seconds from its start to the announcement.
 
     `seconds` limits the start. Time to download and unpack an image does not count. Raises
-    McpEnvironmentError, or an error of its runtime.
+    McpEnvironmentError, or an error of the runtime.
     """
     from buckeye.mcp.client.rollout_sessions import open_sessions
     from buckeye.mcp.client.session import SessionTimeouts

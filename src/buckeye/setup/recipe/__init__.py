@@ -1,1 +1,1 @@
-"""The configuration of a run from its parts: an environment's file, tasks, a model, and a machine."""
+"""Compose the configuration of a run from an environment, tasks, a model and a machine."""

@@ -1,4 +1,4 @@
-"""The configuration file of a new run."""
+"""Compose the configuration file of a new run."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Recipe:
 
 
 def settings_of(recipe: Recipe) -> dict[str, Any]:
-    """Return the settings of the run, as `rl` reads them."""
+    """Return the settings of the run in the form of a configuration file."""
     sizes, layout, steps = recipe.sizes, recipe.layout, recipe.sizes.max_steps
     environment: dict[str, Any] = {"id": recipe.environment.id}
     environment |= {"args": dict(recipe.environment.args)} if recipe.environment.args else {}
@@ -105,7 +105,7 @@ def config_text(recipe: Recipe, argv: Sequence[str] = ()) -> str:
 
 
 def _none_text(path: KeyPath) -> str:
-    """Return the text for None in a TOML file; only settings can be None there."""
+    """Return the text for None in a TOML file. Raises UsageError unless the path is a setting."""
     if shape_at(RLConfig, path) is None:
         message = f"{dotted(path)}: a TOML file cannot represent None here"
         raise UsageError(message, code="BK-CONFIG-VALUE", hint="Leave the argument out")

@@ -30,16 +30,16 @@ from buckeye.workers.loading import open_environment
 
 _EVAL = "eval"
 _SAMPLE = 256
-"""Number of prompts to search for the longest."""
+"""Maximum number of prompts to search for the longest one."""
 _REPLY_TOKENS = 128
 _THOUGHT_TOKENS = 512
 _ANSWER_TOKENS = 256
-"""Tokens of a reply: with tool calls, with thoughts before them, and without tools."""
+"""Expected tokens of a reply: with a tool call, with a tool call after thoughts, and without tools."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunEnvironment:
-    """Environment of a composed run, as its plan and its configuration need it."""
+    """Description of the environment of a composed run, for its plan and its configuration."""
 
     id: str
     args: Mapping[str, Any]
@@ -48,15 +48,15 @@ class RunEnvironment:
     folder: str
     """Name for the run directory."""
     about: str
-    """Its description in the plan."""
+    """Description in the plan."""
     dataset: str
-    """Name of its tasks; "" if the environment has its own."""
+    """Name of the dataset with the tasks; "" if the environment contains its tasks."""
     tasks: int
     held_out: int
     prompts: Sequence[str]
-    """Texts of its training prompts, or of a sample."""
+    """Training prompts as texts, all or a sample."""
     reply_tokens: int
-    """Length of a usual reply."""
+    """Expected length of a reply, in tokens."""
     turns: int | None = 1
     """Maximum number of turns of a rollout; None if unknown."""
     system: str = ""
@@ -65,7 +65,7 @@ class RunEnvironment:
     """Number of tools described; None without tools."""
     images: tuple[str, ...] = ()
     uses: tuple[str, ...] = ()
-    """Resources of this machine that its tasks use, one line for each kind."""
+    """Resources of this machine that the tasks use, one line for each kind."""
 
 
 def mcp_environment(file: Path, dataset: str) -> RunEnvironment:
@@ -146,7 +146,7 @@ def dataset_environment(flags: TrainFlags) -> RunEnvironment:
 def loaded_environment(text: str) -> RunEnvironment:
     """Return the environment of `--env`: an id or a path, and arguments as `ID:name=value,name=value`.
 
-    It is loaded once, to count its tasks. Raises UsageError.
+    Loads the environment once, to count its tasks. Raises UsageError.
     """
     env_id, args = parse_environment(text)
     settings = (

@@ -1,4 +1,4 @@
-"""The flags of `buckeye rl` itself, and their separation from the settings of a run."""
+"""Separate the flags of `buckeye rl` itself from the settings of a run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from buckeye.errors import UsageError
 
 _WITH_FILES = {"as_json", "dry_run", "model", "output_dir", "provider", "yes"}
 _PASSED_ON = {"model": "--model.name", "output_dir": "--output-dir"}
-"""Flags of the command that are settings of a complete run, with the names of these."""
+"""Flags of the command that become settings of a complete run, with the names of these settings."""
 _TEXT_LISTS = ("reward",)
 """Flags with one text per use, which may contain commas."""
 _DATASET_ONLY = ("reward_weights", "eval_dataset", "split", "prompt_column", "answer_column")
@@ -78,7 +78,7 @@ class TrainFlags(BaseConfig):
     answer_column: str | None = None
     """Column with the answers, for built-in rewards."""
     env: str | None = None
-    """Other environment: ID, PATH, or ID:name=value."""
+    """Environment: ID, PATH, or ID:name=value."""
     config: Path | None = None
     """Configuration of an MCP environment, from `buckeye rl init`."""
     gpus: str | None = None
@@ -96,7 +96,7 @@ class TrainFlags(BaseConfig):
     max_hours: PositiveFloat | None = None
     """Stop the run after this time."""
     keep: bool = False
-    """Do not end the rented machine; it continues to cost."""
+    """Do not end the rented machine, which continues to cost."""
     host: list[str] = Field(default_factory=list)
     """Host for ssh: [USER@]HOST[:PORT]."""
     region: list[str] = Field(default_factory=list)
@@ -136,16 +136,15 @@ class TrainArgs:
 
     @property
     def is_composed(self) -> bool:
-        """True if the run is to be composed from parts."""
+        """True if the command composes a run from parts, such as a model and a dataset."""
         given = self.flags.model_fields_set - {"as_json", "dry_run", "output_dir"}
         is_complete = all(any(arg.startswith(name) for arg in self.settings) for name in _COMPLETE)
         return not self.has_files and (bool(given) or not is_complete)
 
     def check_composed(self) -> None:
-        """Check the args as far as possible without the parts.
+        """Check the args of a composed run before any model or dataset is read.
 
-        Raises ConfigError for args that are not settings, and UsageError for settings that make no sense in a
-        run composed here.
+        Raises ConfigError for args that are not settings, and UsageError for args that exclude each other.
         """
         parsed = parse_flags(RLConfig, self.settings)
         if parsed.problems:
@@ -212,7 +211,7 @@ class TrainArgs:
         return not names.isdisjoint({_WANDB, "trackio", "tensorboard"})
 
     def plain_settings(self) -> list[str]:
-        """Return the settings if they are a complete run. Raises UsageError for flags of a composed run."""
+        """Return the settings of a complete run. Raises UsageError for flags of a composed run."""
         flags = self.flags.model_fields_set - _WITH_FILES
         flags -= _REMOTE if self.flags.remote else set()
         if flags:
@@ -231,7 +230,7 @@ class TrainArgs:
 
     @property
     def is_resume(self) -> bool:
-        """True if an earlier run is to be resumed."""
+        """True if the command resumes an earlier run."""
         return _RESUME in self.settings
 
     def only_file(self) -> Path:
@@ -248,7 +247,7 @@ class TrainArgs:
 
 
 def parse_train_args(argv: Sequence[str]) -> TrainArgs:
-    """Separate the flags of the command from the settings of the run. Raises ConfigError for invalid ones."""
+    """Separate the flags of the command from the settings of the run. Raises ConfigError for wrong flags."""
     command_args, settings = _split_args(list(argv))
     parsed = parse_flags(TrainFlags, command_args)
     for assignment in parsed.assignments:
@@ -271,7 +270,7 @@ def _conflict(flag: str, other: str) -> UsageError:
 
 
 def _split_args(args: list[str]) -> tuple[list[str], list[str]]:
-    """Return the args of the command's flags, and those of settings."""
+    """Return the args of the command's flags, and the args of settings."""
     command_args: list[str] = []
     settings: list[str] = []
     while args:
@@ -297,7 +296,7 @@ def _split_args(args: list[str]) -> tuple[list[str], list[str]]:
 
 
 def _as_list(arg: str, following: list[str]) -> list[str]:
-    """Return the args of a flag whose value is one text, as a JSON list with this text; remove them."""
+    """Return the args of `--flag TEXT` with TEXT as a JSON list. Remove TEXT from `following`."""
     flag, sign, value = arg.partition("=")
     if not sign and following and not following[0].startswith(("--", "@")):
         sign, value = "=", following.pop(0)
@@ -318,7 +317,7 @@ def flag_name(field: str) -> str:
 
 
 def _is_section(arg: str, following: Sequence[str]) -> bool:
-    """Return True if `--model` is the section of that name: with a file, with JSON, or alone."""
+    """Return True if `--model` is the settings section `model`: before a file, before JSON, or alone."""
     value = arg.partition("=")[2] if "=" in arg else (following[0] if following else "--")
     return value.startswith(("@", "{", "--"))
 

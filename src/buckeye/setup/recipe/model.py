@@ -34,7 +34,7 @@ SUGGESTED = (
 
 
 def refuse_hosted(model: str) -> None:
-    """Raise UsageError, with the command that evaluates it, if only a service has the weights of `model`."""
+    """Raise UsageError if the weights of `model` are not public. The hint has a command to evaluate it."""
     service = next((service for service in _SERVICES if re.match(service[1], model, re.I)), None)
     if service is None:
         return
@@ -44,7 +44,7 @@ def refuse_hosted(model: str) -> None:
         f"--model {model}: cannot be trained, because {name} does not publish its weights",
         code="BK-MODEL-UNSUPPORTED",
         hint="Use a model with public weights, such as --model Qwen/Qwen3-0.6B.\n"
-        f"To evaluate this one (with {key} set):\n"
+        f"To evaluate this model (with {key} set):\n"
         f"  buckeye eval ENV --model {shlex.quote(model.rpartition('/')[2])} --base-url {base_url}{key_flag}",
     )
 
@@ -53,8 +53,8 @@ def refuse_hosted(model: str) -> None:
 class ModelFacts:
     """Facts about a model.
 
-    A model that must be downloaded has a `path` of None. Its `parameters` are then read from its name, or
-    `is_estimated`. `positions` is the maximum length in tokens.
+    `path` is None if the model must be downloaded. `parameters` is then read from the name of the model, or
+    is a guess (`is_estimated`). `positions` is the maximum length in tokens.
     """
 
     name: str
@@ -70,7 +70,7 @@ def default_model(*, on_gpu: bool) -> str:
 
 
 def model_facts(name: str) -> ModelFacts:
-    """Return the facts about a local model, or as far as possible about a model by name.
+    """Return the facts about a local model. For a model to download, the facts come from its name.
 
     Raises UsageError for a path that does not exist, and for an incomplete model.
     """
@@ -89,7 +89,7 @@ def model_facts(name: str) -> ModelFacts:
         raise UsageError(
             f"--model {name}: not a folder with a config.json",
             code="BK-MODEL-NOT-FOUND",
-            hint="Name a folder with a model, or one on the Hugging Face hub, such as Qwen/Qwen3-0.6B",
+            hint="Name a folder with a model, or a model on the Hugging Face hub, such as Qwen/Qwen3-0.6B",
         )
     if path is not None:
         _check_config(name, path / "config.json")

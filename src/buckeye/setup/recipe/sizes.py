@@ -1,4 +1,4 @@
-"""Batch size, rollout length and number of steps that suit tasks, model and machine."""
+"""Choose batch size, rollout length and number of steps for the tasks, the model and the machine."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ GROUP = 8
 
 _MAX_GROUPS = {"gpu": 16, "cpu": 4}  # tasks in a batch
 _MAX_ROLLOUT_TOKENS = {"gpu": 8192, "cpu": 2048}
-_TURNS = 12  # turns that fit into a rollout; more if they are short or if max_turns is higher
+_TURNS = 12  # usual number of turns that fit into a rollout
 _MIN_TURNS = 4  # turns that must fit, even above _MAX_ROLLOUT_TOKENS
 _MAX_DESCRIPTION_SHARE = 1 / 3  # share of a rollout for descriptions of tools; above it the plan warns
-_RESULT_TOKENS = 96  # of a tool call
-_MIN_REPLY_TOKENS = 16  # that must fit after the longest prompt; with tools more
+_RESULT_TOKENS = 96  # expected length of a result of a tool call
+_MIN_REPLY_TOKENS = 16  # minimum room for a reply after the longest prompt, without tools
 _MIN_CALL_TOKENS = 64
 _TEMPLATE_TOKENS = 32  # added by a chat template
 _CHARS_PER_TOKEN = 3.0
@@ -38,8 +38,9 @@ _ADAPTER_FACTOR = 10
 class RunSizes:
     """Sizes for the configuration.
 
-    `prompt_tokens` is the longest prompt, and `system_tokens` its part that describes the tools. `is_exact`
-    is True if the model's tokenizer counted them, False if they are estimated from characters.
+    `prompt_tokens` is the length of the longest prompt, and `system_tokens` that of its system prompt.
+    `is_exact` is True if the tokenizer of the model counted both, False if they are estimated from
+    characters.
     """
 
     groups: int
@@ -65,10 +66,11 @@ def choose_sizes(
     on_gpu: bool,
     requested_seq_len: int | None = None,
 ) -> RunSizes:
-    """Return sizes for a run that works and ends.
+    """Choose the sizes of a run.
 
-    No batch has a task twice. A rollout has `requested_seq_len` tokens if given, else the tokens that its
-    turns need, within limits. Raises UsageError for prompts that do not fit.
+    A batch contains each task at most once. `requested_seq_len` is the length of a rollout; by default, the
+    length is the number of tokens that the turns need, within limits. Raises UsageError if a prompt does not
+    fit.
     """
     kind = "gpu" if on_gpu else "cpu"
     groups = min(environment.tasks, _MAX_GROUPS[kind])

@@ -25,7 +25,7 @@ class TrainingMachine:
     """A machine for a run.
 
     `gpus` are the GPUs to use, or None, and `ids` their device ids. `name` is its name in the plan.
-    `problem` is the error if it lacks the requested GPUs; `--dry-run` shows the plan nevertheless.
+    `problem` is the error if the machine lacks the requested GPUs; `--dry-run` still shows the plan.
     """
 
     name: str
@@ -55,7 +55,7 @@ class TrainingMachine:
 def local_machine(requested: GpuSpec | None) -> TrainingMachine:
     """Return this machine with all its GPUs, or with the requested ones.
 
-    If it does not have those, the result has a `problem`.
+    If this machine lacks the requested GPUs, the result has a `problem`.
     """
     visible = this_machine().gpus
     gpus = [gpu for gpu in present_gpus() if gpu.index in visible]
@@ -105,7 +105,7 @@ def remote_machine(provider: str, requested: GpuSpec | None, hosts: list[str]) -
 
 
 def devices_text(machine: TrainingMachine, layout: GpuLayout | None, parameters: int) -> str:
-    """Return which devices sample and which train, as text."""
+    """Return a text that names the devices for sampling and the devices for training."""
     if layout is None:
         if machine.remote:
             return "no GPU, because --gpus is not given"
@@ -152,8 +152,8 @@ class GpuLayout:
 def plan_gpus(gpus: GpuSpec, parameters: int) -> GpuLayout:
     """Return the division of `gpus` for a model with this number of parameters.
 
-    A single GPU does both. Of several, the trainer gets a quarter (of 8: 6 sample, 2 train), or as many as
-    the model needs. Raises UsageError, with a remedy, for a model that does not fit even with adapters.
+    A single GPU samples and trains. Of several GPUs, a quarter train (2 of 8), or more if the model needs
+    more. Raises UsageError, with a remedy, for a model that does not fit even with adapters.
     """
     memory = gpus.memory_gb * 1e9
     if gpus.count == 1:

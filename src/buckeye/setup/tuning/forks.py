@@ -32,9 +32,10 @@ _QUARTERS = 4
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fork:
-    """A finished short run: the rewards of its groups by step, its total seconds, and its seconds per step.
+    """Finished short run, with its rewards by step.
 
-    `failure_reason` is the reason if it failed, else "".
+    `seconds` is the total time, and `step_seconds` the time per step. `failure_reason` is "" unless the run
+    failed.
     """
 
     rate: float
@@ -56,7 +57,7 @@ class Fork:
 
     @property
     def last_rewards(self) -> Sequence[float]:
-        """Rewards of the last quarter, at least one step."""
+        """Rewards of the last quarter of the steps, at least of one step."""
         return self._quarters()[-1]
 
     @property
@@ -141,7 +142,7 @@ def _settings(config: RLConfig, directory: Path, rate: float, steps: int) -> dic
         section |= {"max_steps": steps} if "max_steps" in section else {}
     settings["orchestrator"] |= {"eval": None}
     settings["trainer"]["optim"]["lr"] = rate
-    if steps != config.max_steps:  # a part of the run ends before the rate decays
+    if steps != config.max_steps:  # a fork that is shorter than the run ends before the rate decays
         settings["trainer"]["scheduler"] = {"type": "constant"}
     settings["trainer"]["trained"]["keep"] = None
     return settings

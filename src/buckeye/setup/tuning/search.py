@@ -1,4 +1,4 @@
-"""Search for a learning rate: decides which rate to try next, while the caller measures."""
+"""Search for a learning rate: decide which rate to try next. The caller measures each rate."""
 
 from __future__ import annotations
 
@@ -37,24 +37,24 @@ def search_by_change(
 
 
 def _next_rate(rate: float, measured: float, target: float) -> float:
-    """Return the rate expected to hit the target: while a change is small, it grows with the rate squared."""
+    """Return the rate that should reach the target. A small change grows with the square of the rate."""
     if not math.isfinite(measured) or measured <= 0.0:
         return rate * _MAX_JUMP if measured <= 0.0 else rate / _MAX_JUMP
     return rate * min(max(math.sqrt(target / measured), 1.0 / _MAX_JUMP), _MAX_JUMP)
 
 
 def nearest_rate(changes: Mapping[float, float], target: float) -> float:
-    """Return the rate whose change is closest to the target, by ratio; the smallest rate if all broke."""
+    """Return the rate whose change is closest to the target, or the smallest rate if all break the model."""
     known = {rate: change for rate, change in changes.items() if math.isfinite(change) and change > 0.0}
     return min(known, key=lambda rate: abs(math.log(known[rate] / target)), default=min(changes))
 
 
 def search_by_score(score: Callable[[float], float | None], start: float) -> dict[float, float]:
-    """Try learning rates a FACTOR apart: first `start`, then always a neighbor of the best rate so far.
+    """Try learning rates that differ by FACTOR: first `start`, then neighbors of the best rate.
 
-    Stops when the best has a worse neighbor on each side, or when `score` returns None because no time is
-    left. Returns the rates with their scores. If all scores are -inf, the rates
-    are too high, and only lower rates are tried.
+    Stops when both neighbors of the best rate are worse, or when `score` returns None because no time is
+    left. Returns the rates with their scores. If all scores are -inf, the rates are too high, and only lower
+    rates are tried.
     """
     scores = dict[int, float]()
     power: int | None = 0

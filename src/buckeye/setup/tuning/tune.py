@@ -1,4 +1,4 @@
-"""Find a learning rate: first by how far rates move the policy, then by the reward after training."""
+"""Find a learning rate: first by the policy change per step, then by the reward after training."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from buckeye.setup.tuning.forks import Fork, delete_weights, train_fork
 from buckeye.setup.tuning.search import MIN_STEPS, nearest_rate, search_by_change, search_by_score
 
 TARGET = 0.01
-"""KL divergence per step, in nats per token, of the first learning rate that is tried by training."""
+"""Target of the policy change: KL divergence per step, in nats per token."""
 _BATCHES = 3
 _BASELINE_RATE = 1e-12  # a learning rate that does not change the policy
 _TRIES = 6
@@ -35,9 +35,9 @@ _TIMEOUT_FACTOR = 1.5  # timeout of a fork, as a multiple of its expected time
 class TuningResult:
     """The learning rate found, every tried rate with the policy's change per step, and the forks.
 
-    `by_training` is False if only the policy's change decided. It is True if the best fork raised the reward
+    `by_training` is False if only the policy change decided. It is True if the best fork raised the reward
     significantly: from `reward_at_start`, the mean of the untrained policy, to `reward_at_end`, the mean of
-    its last quarter. `reward_at_end` is None if every fork failed or lost reward.
+    the last quarter of the fork. `reward_at_end` is None if every fork failed or lost reward.
     """
 
     lr: float
@@ -51,7 +51,7 @@ class TuningResult:
 
 @dataclass(kw_only=True)
 class Tuning:
-    """Tries learning rates for `config` in the new folder `root`, for about `budget` seconds."""
+    """Search for a learning rate for `config`, in the new folder `root`, for about `budget` seconds."""
 
     config: RLConfig
     root: Path
@@ -101,7 +101,7 @@ class Tuning:
     def _run_baseline(self) -> Fork:
         """Run a fork that does not change the policy, and return it.
 
-        Its batches measure the policy's changes, and its rewards are the rewards before training.
+        The policy changes are measured on its batches. Its rewards are the rewards before training.
         """
         fork = train_fork(self.config, self.root / "still", _BASELINE_RATE, _BATCHES, seconds=self._left())
         if fork.score is None:
