@@ -11,7 +11,7 @@ from typing import Any
 from buckeye.api.environment import Dataset, EnvironmentArguments, Rewards, flatten_settings, rows_of
 from buckeye.api.run import TrainingRun
 from buckeye.cli.composed_run import choose_output_directory
-from buckeye.dataset.environment import evaluation_split
+from buckeye.dataset.environment import evaluation_rows
 from buckeye.envs.registry import CALLER
 from buckeye.evaluation.chat_policy import ChatSampling
 from buckeye.evaluation.run_eval import EvalReport, EvalRequest, run_eval
@@ -105,11 +105,12 @@ def evaluate(
 
     Args:
         model: a folder, or a name on the Hugging Face hub.
-        dataset: a file, a folder, a hub id, or rows. No row is held out.
+        dataset: a file, a folder, a hub id, or rows.
         reward: a function, a file, a built-in reward, or a list of them.
         env: in place of `dataset` and `reward`: an id, a path, or an environment object.
         reward_weights: the weight of each reward; 1 by default.
-        split: the split of the tasks. By default of a dataset `test` or `validation`, or else all rows.
+        split: the split of the tasks. Of a dataset: `eval` for the rows that a run holds out, `train` for the
+            others; by default the split `test` or `validation`, or else all rows.
         prompt_column: the column with the prompts.
         answer_column: the column with the answers, for built-in rewards.
         examples: the number of tasks; by default all.
@@ -125,12 +126,13 @@ def evaluate(
         RunError: if no rollout could be scored.
     """
     rows = rows_of(dataset)
+    eval_rows, dataset_split, task_split = evaluation_rows(rows, split)
     arguments = EnvironmentArguments(
         dataset=rows,
         reward=reward,
         reward_weights=reward_weights,
-        eval_dataset=rows,
-        split=split if dataset is not None else None,
+        eval_dataset=eval_rows,
+        split=dataset_split if dataset is not None else None,
         prompt_column=prompt_column,
         answer_column=answer_column,
         env=env,
@@ -141,7 +143,7 @@ def evaluate(
         env_id=env_id,
         args=args,
         model=str(model),
-        split=split if dataset is None else evaluation_split(split),
+        split=split if dataset is None else task_split,
         examples=examples,
         rollouts=rollouts,
         sampling=ChatSampling(temperature=temperature, top_p=None, max_tokens=max_tokens, seed=seed),

@@ -62,15 +62,14 @@ def evaluate(
 
     Prints reward and pass@k with intervals; writes rollouts as JSON Lines.
     """
-    from buckeye.dataset.environment import evaluation_split
+    from buckeye.dataset.environment import evaluation_rows
     from buckeye.evaluation.chat_policy import ChatSampling
     from buckeye.evaluation.run_eval import EvalRequest, run_eval
 
     _check_model(model, base_url)
     given = environment_args(arg, args)
     if reward:
-        given |= {"eval_path": dataset, "split": split}
-        split = evaluation_split(split)
+        given["eval_path"], given["split"], split = evaluation_rows(dataset, split)
     environment = environment_config(env_id, dataset, reward, given, variables)
     directory = output_dir or Path("outputs/evals") / _slug(f"{env_id or Path(dataset or '').stem}-{model}")
     sampling = ChatSampling(

@@ -8,7 +8,7 @@ import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from buckeye.config.problems import closest, suggestion
 from buckeye.dataset.built_in import NAMES, AnswerReward, built_in_reward, is_built_in
@@ -27,6 +27,7 @@ NAME = "dataset"
 _BASELINE_TASKS = 8
 _BASELINE_SECONDS = 60.0
 
+D = TypeVar("D")
 RewardSpec = str | Callable[..., Any]
 """File, module or built-in of a reward; or the function itself."""
 
@@ -57,13 +58,15 @@ def load_environment(
     return make_environment(prompts, specs, reward_weights)
 
 
-def evaluation_split(split: str | None) -> str:
-    """Return the split of the tasks to evaluate on, where `eval_path` is the dataset itself.
+def evaluation_rows(dataset: D, split: str | None) -> tuple[D | None, str | None, str]:
+    """Return `eval_path` and `split` of the environment, and its split of tasks, to evaluate on a dataset.
 
-    No row is held out then. Without a chosen `split` of the dataset, the rows are those of its split `test`
-    or `validation`, or else all rows.
+    `train` and `eval` are the rows that a run trains on, and those that it holds out. Another split is one of
+    the dataset. None selects its split `test` or `validation`, or else all rows.
     """
-    return TRAIN if split else EVAL
+    if split in (TRAIN, EVAL):
+        return None, None, split
+    return dataset, split, TRAIN if split else EVAL
 
 
 def make_environment(

@@ -272,7 +272,7 @@ def hold_out(tasks: Sequence[Task]) -> tuple[list[Task], list[Task]]:
     The choice depends on the prompt alone, so that it is the same in each run. With too few tasks for a
     tenth, the one with the smallest hash is held out; one task alone is trained on.
     """
-    hashes = [_prompt_hash(task) for task in tasks]
+    hashes = [prompt_hash(task) for task in tasks]
     chosen = {value for value in hashes if value % _SHARE == 0}
     if not chosen and len(set(hashes)) > 1:
         chosen = {min(hashes)}
@@ -282,7 +282,8 @@ def hold_out(tasks: Sequence[Task]) -> tuple[list[Task], list[Task]]:
     return [t for t, value in pairs if value not in chosen], [t for t, value in pairs if value in chosen]
 
 
-def _prompt_hash(task: Task) -> int:
+def prompt_hash(task: Task) -> int:
+    """Return a hash of the prompt of a task."""
     text = json.dumps(task.messages, sort_keys=True, ensure_ascii=False)
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
 
@@ -292,7 +293,9 @@ def _choose_split(source: str, splits: Mapping[str, Sequence[Row]], wanted: str 
     if wanted is not None:
         if wanted in names:
             return wanted
-        hint = suggestion(closest(wanted, names)) or f"choose one of {', '.join(names)}"
+        hint = suggestion(closest(wanted, names)) or (
+            f"choose one of {', '.join(names)}; to evaluate on the rows that a run holds out: {EVAL}"
+        )
         raise UsageError(f"{source} has no split {wanted!r}", code="BK-DATA-FORMAT", hint=hint)
     if TRAIN in names or len(names) == 1:
         return TRAIN if TRAIN in names else names[0]
