@@ -15,6 +15,7 @@ from buckeye.dataset.environment import evaluation_rows
 from buckeye.envs.registry import CALLER
 from buckeye.evaluation.chat_policy import ChatSampling
 from buckeye.evaluation.run_eval import EvalReport, EvalRequest, run_eval
+from buckeye.launch.preflight.model import resolve_run
 from buckeye.setup.recipe.flags import parse_train_args
 from buckeye.workers.loading import CALLER_ENVIRONMENTS
 
@@ -142,7 +143,7 @@ def evaluate(
     request = EvalRequest(
         env_id=env_id,
         args=args,
-        model=str(model),
+        model=resolve_run(str(model), at="model"),
         split=split if dataset is None else task_split,
         examples=examples,
         rollouts=rollouts,

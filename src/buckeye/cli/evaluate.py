@@ -32,7 +32,10 @@ def evaluate(
     dataset: DatasetOption = None,
     reward: RewardOption = None,
     model: Annotated[
-        str, typer.Option(help="Model directory or hub name; with --base-url: its name on the server.")
+        str,
+        typer.Option(
+            help="Directory of a model or a run, or hub name; with --base-url: its name on the server."
+        ),
     ] = "",
     base_url: BaseUrlOption = None,
     api_key_var: ApiKeyVarOption = "OPENAI_API_KEY",
@@ -65,8 +68,10 @@ def evaluate(
     from buckeye.dataset.environment import evaluation_rows
     from buckeye.evaluation.chat_policy import ChatSampling
     from buckeye.evaluation.run_eval import EvalRequest, run_eval
+    from buckeye.launch.preflight.model import resolve_run
 
     _check_model(model, base_url)
+    model = resolve_run(model) if base_url is None else model
     given = environment_args(arg, args)
     if reward:
         given["eval_path"], given["split"], split = evaluation_rows(dataset, split)

@@ -21,7 +21,7 @@ search this folder for one with MCP servers. All forms accept settings. A run ma
 
 FLAGS: dict[str, Rows] = {
     "Parts of the run": (
-        ("--model MODEL", "Folder, or name on the Hugging Face hub."),
+        ("--model MODEL", "Folder of a model or a run, or name on the Hugging Face hub."),
         ("--output-dir DIR", "Run directory."),
         ("--dataset DATA", "File or folder of prompts or MCP tasks, or hub name."),
         ("--reward REWARD", "FILE.py, FILE.py:FUNCTION, MODULE:FUNCTION, or a built-in reward; repeatable."),
