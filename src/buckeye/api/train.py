@@ -49,7 +49,7 @@ def train(
         eval_dataset: the prompts to evaluate on; by default a tenth of the dataset.
         split: the split of the dataset to train on.
         prompt_column: the column with the prompts.
-        answer_column: the column with the answers, for built-in rewards.
+        answer_column: the column with the answers, for built-in rewards and the parameter `answer`.
         output_dir: the run directory; by default a new one in `outputs/`.
         wait: return when the run has ended. If False, the run continues while this process lives.
         settings: settings of the run, with the names of the TOML keys: `max_steps=100`,
@@ -113,7 +113,7 @@ def evaluate(
         split: the split of the tasks. Of a dataset: `eval` for the rows that a run holds out, `train` for the
             others; by default the split `test` or `validation`, or else all rows.
         prompt_column: the column with the prompts.
-        answer_column: the column with the answers, for built-in rewards.
+        answer_column: the column with the answers, for built-in rewards and the parameter `answer`.
         examples: the number of tasks; by default all.
         rollouts: the number of rollouts per task.
         temperature: the sampling temperature; 0 is greedy. By default the model's own.

@@ -29,7 +29,7 @@ FLAGS: dict[str, Rows] = {
         ("--eval-dataset DATA", "Prompts to evaluate on. Default: a tenth of the dataset."),
         ("--split NAME", "Split of the dataset to train on."),
         ("--prompt-column NAME", "Column with the prompts."),
-        ("--answer-column NAME", "Column with the answers, for built-in rewards."),
+        ("--answer-column NAME", "Column with the answers, for built-in rewards and the parameter `answer`."),
         ("--env ENVIRONMENT", "Other environment: ID, PATH, or ID:name=value."),
         ("--config FILE.yaml", "Configuration of an MCP environment, from `buckeye rl init`."),
         ("--no-eval", "Do not evaluate on held-out tasks."),

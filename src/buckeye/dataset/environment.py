@@ -100,7 +100,7 @@ def _make_reward(spec: RewardSpec, tasks: Sequence[Task], columns: Columns) -> R
             raise UsageError(
                 f"the reward {spec!r} is not a function", code="BK-REWARD", hint="pass a function, or a text"
             )
-        return FunctionReward(spec, columns.others)
+        return FunctionReward(spec, columns, tasks)
     if is_built_in(spec):
         return built_in_reward(spec, tasks, columns.answer)
     if not spec.endswith(".py") and ":" not in spec:
@@ -108,7 +108,7 @@ def _make_reward(spec: RewardSpec, tasks: Sequence[Task], columns: Columns) -> R
             f"name FILE.py, FILE.py:FUNCTION, MODULE:FUNCTION, or one of {', '.join(NAMES)}"
         )
         raise UsageError(f"no reward {spec!r}", code="BK-REWARD", hint=hint)
-    return FunctionReward(load_function(spec), columns.others)
+    return FunctionReward(load_function(spec), columns, tasks)
 
 
 def _distinct_names(rewards: Sequence[Reward]) -> list[str]:

@@ -76,7 +76,7 @@ class TrainFlags(BaseConfig):
     prompt_column: str | None = None
     """Column with the prompts."""
     answer_column: str | None = None
-    """Column with the answers, for built-in rewards."""
+    """Column with the answers, for built-in rewards and the parameter `answer`."""
     env: str | None = None
     """Other environment: ID, PATH, or ID:name=value."""
     config: Path | None = None
