@@ -131,6 +131,8 @@ class WeightedReward:
 class DatasetEnvironment:
     """Environment that asks each prompt once and grades the reply by rewards."""
 
+    turns = 1
+    """Maximum number of turns of a rollout, for the size of a run."""
     _group_size = 1
     """Replies that a reward needs in one call."""
 

@@ -54,12 +54,14 @@ def open_worker_environment(
 class WorkerEnvironment:
     """Runs rollouts in workers. They reach the policy over HTTP, with any client.
 
-    `info` is the environment's description: `name`, `generation`, `versions`, `splits`, `group_rewards`.
+    `info` is the environment's description: `name`, `generation`, `versions`, `splits`, `group_rewards`,
+    `turns`.
     """
 
     def __init__(self, pool: WorkerPool, info: Mapping[str, Any]) -> None:
         self.name: str = info["name"]
         self.splits: tuple[str, ...] = tuple(info["splits"])
+        self.turns: int | None = info.get("turns")
         self.info = dict(info)
         self._pool = pool
         self._tasks: dict[str, tuple[Task, ...]] = {}

@@ -64,18 +64,20 @@ def choose_sizes(
     *,
     on_gpu: bool,
     requested_seq_len: int | None = None,
+    requested_reply: int | None = None,
 ) -> RunSizes:
     """Return sizes for a run that works and ends.
 
     No batch has a task twice. A rollout has `requested_seq_len` tokens if given, else the tokens that its
-    turns need, within limits. Raises UsageError for prompts that do not fit.
+    turns need, within limits; `requested_reply` is the maximum length of a reply. Raises UsageError for
+    prompts that do not fit.
     """
     kind = "gpu" if on_gpu else "cpu"
     groups = min(environment.tasks, _MAX_GROUPS[kind])
     count, is_exact = token_counter(model.path)
     system = count(environment.system)
     prompt = _TEMPLATE_TOKENS + system + max(map(count, environment.prompts))
-    reply = environment.reply_tokens
+    reply = requested_reply or environment.reply_tokens
     max_length, limit = model.positions, f"the context of {model.name} has {model.positions}"
     if requested_seq_len is not None and requested_seq_len < max_length:
         max_length, limit = requested_seq_len, f"--seq-len is {requested_seq_len}"
