@@ -24,6 +24,7 @@ from buckeye.workers.proxy import Endpoint, Limits, Usage, serve
 from buckeye.workers.worker_loop import worker_loop
 
 _ISOLATION_SECONDS = 120.0  # 30 s to check tools, 20 s to compare rollouts, the rest to start and end servers
+_USER_ERRORS = ("AdapterError", "UsageError")  # their messages have the problem and the fix
 _ABANDONED_AFTER = 4  # times `rollout_timeout`, to allow for retries
 
 
@@ -43,6 +44,8 @@ def open_worker_environment(
         message = (
             f"cannot load environment {env_id!r} in {python} with {dict(args) or 'no arguments'}: {fault}"
         )
+        if fault.kind in _USER_ERRORS:
+            message = f"environment {env_id!r}: {fault.message}"
         hint = missing_variable_hint(str(fault), settings.variables) or None
         raise _to_error(fault, message, code="BK-ENV-LOAD", hint=hint) from None
     except BaseException:
