@@ -62,8 +62,12 @@ def model_import(
         hint = f"Use {', '.join(get_args(Precision))}"
         message = f"--precision: no type {precision!r}"
         raise UsageError(message, code="BK-CLI-ARGUMENT", hint=hint)
-    with status_line(f"reading {file}"):
-        parameters = import_gguf(file, directory, precision=cast(Precision, precision))
+    parameters = import_gguf(
+        file,
+        directory,
+        report=lambda line: typer.echo(line, err=True),
+        precision=cast(Precision, precision),
+    )
     typer.echo(f"{directory}: {parameters:,} parameters, from {file}")
 
 

@@ -7,6 +7,7 @@ import io
 import logging
 import math
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -27,11 +28,14 @@ _LLAMA3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_p
 """Parameters of all published models with such factors; only `factor` differs."""
 
 
-def import_gguf(file: Path, directory: Path, *, precision: Precision = "auto") -> int:
+def import_gguf(
+    file: Path, directory: Path, *, report: Callable[[str], None], precision: Precision = "auto"
+) -> int:
     """Write a model directory with the content of a GGUF file. Return the number of parameters.
 
-    `auto` keeps a file with only float32 weights unchanged, and rounds others to bfloat16. Raises UsageError
-    if the file is not a model that transformers can read completely, and if the directory exists.
+    `report` gets a line at the start of each stage, as a large file takes minutes. `auto` keeps a file with
+    only float32 weights unchanged, and rounds others to bfloat16. Raises UsageError if the file is not a
+    model that transformers can read completely, and if the directory exists.
     """
     need("gguf", "A GGUF file")
     if directory.exists():
@@ -41,8 +45,10 @@ def import_gguf(file: Path, directory: Path, *, precision: Precision = "auto") -
             hint="choose another name",
         )
     _check_header(file)
+    report(f"reading {file}")
     try:
         content = _read_content(file)
+        report(f"converting {content.elements:,} weights and the tokenizer")
         model, tokenizer = _load(file, content)
     except BuckeyeError:
         raise
@@ -63,6 +69,7 @@ def import_gguf(file: Path, directory: Path, *, precision: Precision = "auto") -
             model.save_pretrained(target)
         tokenizer.save_pretrained(target)
 
+    report(f"writing {directory}")
     directory.parent.mkdir(parents=True, exist_ok=True)
     write_directory(directory, fill)
     return parameters
