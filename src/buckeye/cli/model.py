@@ -96,7 +96,9 @@ def chat(
 
 def _fetch_chat_model(name: str) -> Path:
     """Return the folder of a model to chat with. Raises UsageError if it has no tokenizer."""
-    name = resolve_run(name, at="PATH")
+    given, name = name, resolve_run(name, at="PATH")
+    if name != given:
+        typer.echo(f"{given} is a run; its newest weights: {name}", err=True)
     path = fetch_served_model(name, at="PATH")
     if not is_adapter(name) and not has_tokenizer(path):
         hint = "Copy the files of the tokenizer there"
