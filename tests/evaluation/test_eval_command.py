@@ -137,12 +137,16 @@ def test_one_file_without_splits_is_evaluated_whole(tmp_path):
     assert (done.returncode, len(requests)) == (0, 20), done.stderr
 
 
-def test_rows_that_the_run_of_the_model_trained_on_are_counted_and_can_be_left_out(tmp_path):
+@pytest.mark.parametrize("origin", ["command", "Python"])
+def test_rows_that_the_run_of_the_model_trained_on_are_counted_and_can_be_left_out(tmp_path, origin):
     rows = [{"prompt": f"Say {n}.", "answer": f"{n}"} for n in range(20)]
     (tmp_path / "prompts.jsonl").write_text("\n".join(map(json.dumps, rows)))
     held_out = load_environment(str(tmp_path / "prompts.jsonl"), "exact").tasks("eval")
     config = made_run(tmp_path / "run") / "configs" / "rl.json"
     env = {"id": "dataset", "args": {"path": "prompts.jsonl", "reward": ["exact"]}}
+    if origin == "Python":
+        env = {"id": "caller", "args": {}}
+        (tmp_path / "run" / "caller.json").write_text(json.dumps({"dataset": rows, "eval_dataset": None}))
     config.write_text(json.dumps({"orchestrator": {"env": [env]}}))
     (tmp_path / "run" / "weights" / "step_1").mkdir(parents=True)
     argv = ["eval", "--dataset", "prompts.jsonl", "--reward", "exact", "--model", "run/weights/step_1"]

@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from buckeye.config.problems import closest, suggestion
@@ -15,6 +16,8 @@ from buckeye.envs.base import Message, Task, find_non_text_part
 from buckeye.errors import UsageError
 
 Kind = Literal["tasks", "prompts", "chats"]
+Dataset = str | Path | Iterable[Mapping[str, Any]]
+"""File, folder or hub id of a dataset; or its rows: a list, a `datasets.Dataset` or a DataFrame."""
 
 PROMPT_COLUMNS = ("prompt", "messages", "question", "problem", "instruction", "query", "input")
 """Columns with prompts, if none is named; `prompt` and `messages` win over the others."""
@@ -48,6 +51,27 @@ class Prompts:
     splits: Mapping[str, Sequence[Task]]
     columns: Columns
     summary: str
+
+
+def load_prompts(
+    dataset: Dataset,
+    *,
+    eval_dataset: Dataset | None,
+    split: str | None,
+    prompt_column: str | None,
+    answer_column: str | None,
+) -> Prompts:
+    """Return the tasks of a dataset on disk, as `read_prompts`, or of rows in memory. Raises UsageError."""
+    is_path, eval_is_path = (isinstance(part, str | Path) for part in (dataset, eval_dataset))
+    columns = {"prompt_column": prompt_column, "answer_column": answer_column}
+    if eval_dataset is not None and is_path != eval_is_path:
+        hint = "pass the path of both, or the rows of both"
+        raise UsageError("dataset= and eval_dataset= differ in kind", code="BK-CLI-CONFLICT", hint=hint)
+    if isinstance(dataset, str | Path):
+        eval_source = None if eval_dataset is None else str(eval_dataset)
+        return read_prompts(str(dataset), split=split, eval_source=eval_source, **columns)
+    held_out = None if eval_dataset is None else rows_of_values(eval_dataset, "evaluation row")
+    return make_prompts("the dataset", rows_of_values(dataset, "row"), held_out, **columns)
 
 
 def read_prompts(

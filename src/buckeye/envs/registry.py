@@ -54,6 +54,8 @@ AGENT = "agent"
 
 CALLER = "caller"
 """Id of the environment object of the process that started the run from Python."""
+CALLER_FILE = "caller.json"
+"""File of a run directory with the data of this object."""
 
 _BUNDLED = "dakota1890"
 _BUNDLE_FOLDERS = (Path(__file__).with_name("bundled"), Path(__file__).parents[3] / "environments")

@@ -7,15 +7,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from buckeye.base.storage import read_json
 from buckeye.dataset.environment import NAME as DATASET
-from buckeye.dataset.prompts import prompt_hash, read_prompts
+from buckeye.dataset.prompts import load_prompts, prompt_hash
 from buckeye.dataset.rows import EVAL, TRAIN
 from buckeye.envs.base import Task
+from buckeye.envs.registry import CALLER, CALLER_FILE
 from buckeye.errors import UsageError
 from buckeye.run_files.record import read_record
 from buckeye.runs.reader import Run
-
-_PATHS = ("path", "eval_path")
 
 
 def training_note(model: str, tasks: Sequence[Task]) -> str | None:
@@ -37,21 +37,29 @@ def _trained_prompts(run: Path) -> set[int]:
     """Return the hashes of the training prompts of a run, without datasets that cannot be read any more."""
     hashes: set[int] = set()
     for environment in Run(run).setting("orchestrator.env") or ():
-        if environment["id"] == DATASET:
-            with suppress(UsageError):
-                folder = Path(read_record(run).working_directory)
-                hashes |= {prompt_hash(task) for task in _training_tasks(environment["args"], folder)}
+        with suppress(UsageError):
+            hashes |= {prompt_hash(task) for task in _training_tasks(environment, run)}
     return hashes
 
 
-def _training_tasks(args: Mapping[str, Any], folder: Path) -> Sequence[Task]:
-    """Return the training tasks of a dataset. Its paths may be relative to `folder`."""
-    paths = {name: args[name] for name in _PATHS if args.get(name)}
-    paths |= {name: str(folder / path) for name, path in paths.items() if (folder / path).exists()}
-    prompts = read_prompts(
-        paths["path"],
+def _training_tasks(environment: Mapping[str, Any], run: Path) -> Sequence[Task]:
+    """Return the training tasks of an environment of a run; none if it is not a dataset with a reward."""
+    args = environment["args"]
+    if environment["id"] == DATASET:
+        folder = Path(read_record(run).working_directory)
+        paths = (args["path"], args.get("eval_path"))
+        data, eval_data = (folder / path if path and (folder / path).exists() else path for path in paths)
+    elif environment["id"] == CALLER and (run / CALLER_FILE).exists():
+        args = read_json(run / CALLER_FILE)
+        data, eval_data = args["dataset"], args["eval_dataset"]
+    else:
+        return ()
+    if data is None:
+        return ()
+    prompts = load_prompts(
+        data,
+        eval_dataset=eval_data,
         split=args.get("split"),
-        eval_source=paths.get("eval_path"),
         prompt_column=args.get("prompt_column"),
         answer_column=args.get("answer_column"),
     )
