@@ -8,10 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from buckeye.api.environment import Dataset, EnvironmentArguments, Rewards, flatten_settings, rows_of
+from buckeye.api.environment import EnvironmentArguments, Rewards, flatten_settings, rows_of
 from buckeye.api.run import TrainingRun
 from buckeye.cli.composed_run import choose_output_directory
 from buckeye.dataset.environment import evaluation_rows
+from buckeye.dataset.prompts import Dataset
 from buckeye.envs.registry import CALLER
 from buckeye.evaluation.chat_policy import ChatSampling
 from buckeye.evaluation.run_eval import EvalReport, EvalRequest, run_eval

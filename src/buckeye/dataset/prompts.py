@@ -62,14 +62,13 @@ def load_prompts(
     answer_column: str | None,
 ) -> Prompts:
     """Return the tasks of a dataset on disk, as `read_prompts`, or of rows in memory. Raises UsageError."""
-    is_path, eval_is_path = (isinstance(part, str | Path) for part in (dataset, eval_dataset))
     columns = {"prompt_column": prompt_column, "answer_column": answer_column}
-    if eval_dataset is not None and is_path != eval_is_path:
-        hint = "pass the path of both, or the rows of both"
-        raise UsageError("dataset= and eval_dataset= differ in kind", code="BK-CLI-CONFLICT", hint=hint)
-    if isinstance(dataset, str | Path):
+    if isinstance(dataset, str | Path) and (eval_dataset is None or isinstance(eval_dataset, str | Path)):
         eval_source = None if eval_dataset is None else str(eval_dataset)
         return read_prompts(str(dataset), split=split, eval_source=eval_source, **columns)
+    if isinstance(dataset, str | Path) or isinstance(eval_dataset, str | Path):
+        hint = "pass the path of both, or the rows of both"
+        raise UsageError("dataset= and eval_dataset= differ in kind", code="BK-CLI-CONFLICT", hint=hint)
     held_out = None if eval_dataset is None else rows_of_values(eval_dataset, "evaluation row")
     return make_prompts("the dataset", rows_of_values(dataset, "row"), held_out, **columns)
 
