@@ -5,13 +5,12 @@ import pytest
 import buckeye
 from buckeye.api import process
 from buckeye.api.environment import (
-    CALLER_FILE,
     EnvironmentArguments,
     flatten_settings,
     rows_of,
     saved_arguments,
 )
-from buckeye.envs.registry import CALLER
+from buckeye.envs.registry import CALLER, CALLER_FILE
 from buckeye.errors import ConfigError, UsageError
 
 ROWS = [{"prompt": f"What is {n} + 1?", "answer": n + 1} for n in range(20)]

@@ -109,6 +109,25 @@ def test_a_file_may_import_its_neighbors_and_name_one_of_its_functions(write):
     assert rewards(grade(environment_of("grading/two.py:worth"), "x")) == [3.0]
 
 
+def test_answer_is_the_column_of_answers():
+    def reward(completion, answer):
+        return float(completion == answer)
+
+    rows = [{"prompt": "a", "gold": "1", "answer": "long"}]
+    prompts = make_prompts("rows", rows_of_values(rows, "row"), [], answer_column="gold")
+    assert rewards(grade(make_environment(prompts, [reward]), "1", "long")) == [1.0, 0.0]
+    assert rewards(grade(environment_of(reward, [{"prompt": "a", "solution": "2"}]), "2")) == [1.0]
+
+
+def test_rows_without_a_required_column_are_refused(opened, refusal):
+    rows = [*ROWS, {"prompt": "a"}, {"prompt": "b", "answer": None}]
+    with refusal(UsageError) as caught:
+        opened(SINGLE, rows)
+    assert caught.value.code == "BK-DATA-FORMAT"
+    opened(SINGLE.replace("answer,", "answer=None,"), rows)
+    opened("\ndef reward(completion, **row): return 1.0\n", rows)
+
+
 def test_rewards_are_weighted_and_have_distinct_names():
     def reward(completion):
         return len(completion)
@@ -154,6 +173,13 @@ WRONG = {
         "BK-REWARD",
         "reward.py:2",
     ),
+    "reply by another name": (
+        "reward.py",
+        "def reward(prompt, response): pass\n",
+        "BK-REWARD",
+        "reward.py:1",
+    ),
+    "replies by another name": ("reward.py", "def reward(replies): pass\n", "BK-REWARD", "reward.py:1"),
     "both kinds": ("reward.py", "def reward(prompt, completions): pass\n", "BK-REWARD", "reward.py:1"),
     "positional-only": ("reward.py", "def reward(completion, /): pass\n", "BK-REWARD", "reward.py:1"),
     "star arguments": ("reward.py", "def reward(*args): pass\n", "BK-REWARD", "reward.py:1"),

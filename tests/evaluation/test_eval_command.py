@@ -9,10 +9,12 @@ import threading
 
 import pytest
 
+from buckeye.dataset.environment import load_environment
 from buckeye.evaluation import chat_policy
 from buckeye.trainer.model.tiny import TinySize, make_tiny_model
 from tests.command import run_here
 from tests.evaluation.chat_server import chat_server
+from tests.run.made_runs import made_run
 from tests.small_disk import small_disk
 from tests.waiting import wait_for
 
@@ -133,6 +135,31 @@ def test_one_file_without_splits_is_evaluated_whole(tmp_path):
     with chat_server(lambda body, _: str(number_of(body))) as (url, requests):
         done = run_here(*argv, "--base-url", url, cwd=tmp_path)
     assert (done.returncode, len(requests)) == (0, 20), done.stderr
+
+
+@pytest.mark.parametrize("origin", ["command", "Python"])
+def test_rows_that_the_run_of_the_model_trained_on_are_counted_and_can_be_left_out(tmp_path, origin):
+    rows = [{"prompt": f"Say {n}.", "answer": f"{n}"} for n in range(20)]
+    (tmp_path / "prompts.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    held_out = load_environment(str(tmp_path / "prompts.jsonl"), "exact").tasks("eval")
+    config = made_run(tmp_path / "run") / "configs" / "rl.json"
+    env = {"id": "dataset", "args": {"path": "prompts.jsonl", "reward": ["exact"]}}
+    if origin == "Python":
+        env = {"id": "caller", "args": {}}
+        (tmp_path / "run" / "caller.json").write_text(json.dumps({"dataset": rows, "eval_dataset": None}))
+    config.write_text(json.dumps({"orchestrator": {"env": [env]}}))
+    (tmp_path / "run" / "weights" / "step_1").mkdir(parents=True)
+    argv = ["eval", "--dataset", "prompts.jsonl", "--reward", "exact", "--model", "run/weights/step_1"]
+    argv += ["--json"]
+    with chat_server(lambda body, _: str(number_of(body))) as (url, requests):
+        whole = run_here(*argv, "--base-url", url, cwd=tmp_path)
+        requests.clear()
+        part = run_here(*argv, "--base-url", url, "--split", "eval", "--output-dir", "out", cwd=tmp_path)
+    (note,) = json.loads(whole.stdout)["notes"]
+    assert f"{20 - len(held_out)} of 20 tasks are training tasks of" in note
+    assert json.loads(part.stdout)["notes"] == []
+    sent = {body["messages"][-1]["content"] for _, body in requests}
+    assert sent == {task.messages[0]["content"] for task in held_out}
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pytest
 
 from buckeye.base import faults
 from buckeye.base.storage import write_file
+from tests.places import ROOT
 
 _PASSES = """
 import sys
@@ -58,3 +60,13 @@ def test_write_file_leaves_nothing_on_a_full_disk(tmp_path, monkeypatch, refusal
         assert list((tmp_path / "files").iterdir()) == []
     write_file(tmp_path / "files" / "x", "1")
     assert [path.name for path in (tmp_path / "files").iterdir()] == ["x"]
+
+
+def test_fault_points_of_tests_exist():
+    sources = "".join(path.read_text("utf-8") for path in (ROOT / "src").rglob("*.py"))
+    points = set(re.findall(r'fault_point\("([^"]+)"\)', sources))
+    entry = re.compile(rf"([a-z_]+\.[a-z_]+)=(?:{'|'.join(faults._KINDS)})\b")
+    files = [ROOT / "CONTRIBUTING.md", *(ROOT / "tests").rglob("*.py")]
+    named = {name for file in files for name in entry.findall(file.read_text("utf-8"))}
+    assert len(named) > 10
+    assert named <= points

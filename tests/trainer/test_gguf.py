@@ -45,6 +45,7 @@ def test_imported_model_has_the_logits_of_its_source(convert, tmp_path, kind, nu
     write_gguf(tmp_path / "file.gguf", model, tokenizer, numbers=numbers)
     done = convert("--precision", "float32")
     assert done.returncode == 0, done.stderr
+    assert [line.split()[0] for line in done.stderr.splitlines()] == ["reading", "converting", "writing"]
     imported = AutoModel.from_pretrained(tmp_path / "model")
     assert imported.dtype == torch.float32
     assert sum(p.numel() for p in imported.parameters()) == sum(p.numel() for p in model.parameters())

@@ -123,6 +123,8 @@ def test_no_color():
     "words",
     [
         ("xyzzy",),
+        ("list",),
+        ("terminate",),
         ("env", "nope"),
         ("env", "pusch"),
         ("rl", "stauts"),

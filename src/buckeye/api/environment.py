@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from buckeye.base.storage import read_json, write_file
 from buckeye.dataset.environment import RewardSpec, make_environment
-from buckeye.dataset.prompts import Prompts, make_prompts, read_prompts, rows_of_values
+from buckeye.dataset.prompts import Dataset, load_prompts
 from buckeye.envs.base import Environment
-from buckeye.envs.registry import CALLER
+from buckeye.envs.registry import CALLER, CALLER_FILE
 from buckeye.errors import UsageError
 
-CALLER_FILE = "caller.json"
-"""File in a run directory with the arguments of an environment that a Python process served."""
-
-Dataset = str | Path | Iterable[Mapping[str, Any]]
-"""File, folder or hub id of a dataset; or rows in a list, a `datasets.Dataset` or a DataFrame."""
 Rewards = RewardSpec | Sequence[RewardSpec]
 """One or several rewards: functions, files, modules, or built-in rewards."""
 
@@ -87,7 +82,14 @@ class EnvironmentArguments:
         """Return the environment as an object. Raises UsageError."""
         if self.dataset is None:
             return _checked(self.env)
-        return make_environment(self._prompts(), self.rewards, self.reward_weights)
+        prompts = load_prompts(
+            self.dataset,
+            eval_dataset=self.eval_dataset,
+            split=self.split,
+            prompt_column=self.prompt_column,
+            answer_column=self.answer_column,
+        )
+        return make_environment(prompts, self.rewards, self.reward_weights)
 
     def id_and_args(self) -> tuple[str, dict[str, Any]]:
         """Return the id and the arguments of an environment that is not an object of this process."""
@@ -102,18 +104,6 @@ class EnvironmentArguments:
             "answer_column": self.answer_column,
         }
         return "dataset", args | {name: value for name, value in options.items() if value is not None}
-
-    def _prompts(self) -> Prompts:
-        columns = {"prompt_column": self.prompt_column, "answer_column": self.answer_column}
-        if isinstance(self.dataset, str | Path) and not _is_rows(self.eval_dataset):
-            eval_source = None if self.eval_dataset is None else str(self.eval_dataset)
-            return read_prompts(str(self.dataset), split=self.split, eval_source=eval_source, **columns)
-        if isinstance(self.dataset, str | Path) or isinstance(self.eval_dataset, str | Path):
-            hint = "pass the path of both, or the rows of both"
-            raise UsageError("dataset= and eval_dataset= differ in kind", code="BK-CLI-CONFLICT", hint=hint)
-        assert self.dataset is not None
-        held_out = None if self.eval_dataset is None else rows_of_values(self.eval_dataset, "evaluation row")
-        return make_prompts("the dataset", rows_of_values(self.dataset, "row"), held_out, **columns)
 
     def save(self, folder: Path) -> None:
         """Write all arguments except functions and objects, so that a resume only needs these."""
@@ -169,10 +159,6 @@ def _saved(dataset: Dataset | None) -> Any:
     return (
         str(Path(dataset).absolute()) if isinstance(dataset, str | Path) else [dict(row) for row in dataset]
     )
-
-
-def _is_rows(dataset: Dataset | None) -> bool:
-    return dataset is not None and not isinstance(dataset, str | Path)
 
 
 def _checked(env: Any) -> Environment:

@@ -7,11 +7,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from buckeye.api.environment import CALLER_FILE, Rewards, flatten_settings, saved_arguments
+from buckeye.api.environment import Rewards, flatten_settings, saved_arguments
 from buckeye.api.errors import with_python_errors
 from buckeye.api.process import RunProcess
 from buckeye.base.storage import step_directories
 from buckeye.envs.base import Environment
+from buckeye.envs.registry import CALLER_FILE
 from buckeye.errors import UsageError
 from buckeye.monitor.metrics import read_run_metrics
 from buckeye.monitor.rollouts import RecordedRollout, read_rollouts, rollout_steps

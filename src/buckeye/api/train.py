@@ -8,14 +8,16 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from buckeye.api.environment import Dataset, EnvironmentArguments, Rewards, flatten_settings, rows_of
+from buckeye.api.environment import EnvironmentArguments, Rewards, flatten_settings, rows_of
 from buckeye.api.errors import with_python_errors
 from buckeye.api.run import TrainingRun
 from buckeye.cli.composed_run import choose_output_directory
-from buckeye.dataset.environment import evaluation_split
+from buckeye.dataset.environment import evaluation_rows
+from buckeye.dataset.prompts import Dataset
 from buckeye.envs.registry import CALLER
 from buckeye.evaluation.chat_policy import ChatSampling
 from buckeye.evaluation.run_eval import EvalReport, EvalRequest, run_eval
+from buckeye.launch.preflight.model import resolve_run
 from buckeye.setup.recipe.flags import parse_train_args
 from buckeye.workers.loading import CALLER_ENVIRONMENTS
 
@@ -50,7 +52,7 @@ def train(
         eval_dataset: the prompts to evaluate on; by default a tenth of the dataset.
         split: the split of the dataset to train on.
         prompt_column: the column with the prompts.
-        answer_column: the column with the answers, for built-in rewards.
+        answer_column: the column with the answers, for built-in rewards and the parameter `answer`.
         output_dir: the run directory; by default a new one in `outputs/`.
         wait: return when the run has ended. If False, the run continues while this process lives.
         settings: settings of the run, with the names of the TOML keys: `max_steps=100`,
@@ -108,13 +110,14 @@ def evaluate(
 
     Args:
         model: a folder, or a name on the Hugging Face hub.
-        dataset: a file, a folder, a hub id, or rows. No row is held out.
+        dataset: a file, a folder, a hub id, or rows.
         reward: a function, a file, a built-in reward, or a list of them.
         env: in place of `dataset` and `reward`: an id, a path, or an environment object.
         reward_weights: the weight of each reward; 1 by default.
-        split: the split of the tasks. Default for a dataset: `test` or `validation`, else all rows.
+        split: the split of the tasks. For a dataset: `eval` has the rows that a run holds out, and `train`
+            the others. Default: the split `test` or `validation`, or else all rows.
         prompt_column: the column with the prompts.
-        answer_column: the column with the answers, for built-in rewards.
+        answer_column: the column with the answers, for built-in rewards and the parameter `answer`.
         examples: the number of tasks; by default all.
         rollouts: the number of rollouts per task.
         temperature: the sampling temperature; 0 is greedy. By default that of the evaluations of the run that
@@ -129,12 +132,13 @@ def evaluate(
         RunError: if no rollout could be scored.
     """
     rows = rows_of(dataset)
+    eval_rows, dataset_split, task_split = evaluation_rows(rows, split)
     arguments = EnvironmentArguments(
         dataset=rows,
         reward=reward,
         reward_weights=reward_weights,
-        eval_dataset=rows,
-        split=split if dataset is not None else None,
+        eval_dataset=eval_rows,
+        split=dataset_split if dataset is not None else None,
         prompt_column=prompt_column,
         answer_column=answer_column,
         env=env,
@@ -144,8 +148,8 @@ def evaluate(
     request = EvalRequest(
         env_id=env_id,
         args=args,
-        model=str(model),
-        split=split if dataset is None else evaluation_split(split),
+        model=resolve_run(str(model), at="model"),
+        split=split if dataset is None else task_split,
         examples=examples,
         rollouts=rollouts,
         sampling=ChatSampling(temperature=temperature, top_p=None, max_tokens=max_tokens, seed=seed),

@@ -136,7 +136,13 @@ def _make_plan(
 ) -> RunPlan:
     model = model_facts(name)
     layout, on_gpu = machine.layout(model.parameters), machine.gpus is not None
-    sizes = choose_sizes(environment, model, on_gpu=on_gpu, requested_seq_len=args.seq_len)
+    sizes = choose_sizes(
+        environment,
+        model,
+        on_gpu=on_gpu,
+        requested_seq_len=args.seq_len,
+        requested_reply=args.reply_tokens,
+    )
     recipe = Recipe(
         environment=environment,
         model=model,

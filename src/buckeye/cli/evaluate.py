@@ -32,7 +32,10 @@ def evaluate(
     dataset: DatasetOption = None,
     reward: RewardOption = None,
     model: Annotated[
-        str, typer.Option(help="Model directory or hub name; with --base-url: its name on the server.")
+        str,
+        typer.Option(
+            help="Directory of a model or a run, or hub name; with --base-url: its name on the server."
+        ),
     ] = "",
     base_url: BaseUrlOption = None,
     api_key_var: ApiKeyVarOption = "OPENAI_API_KEY",
@@ -63,15 +66,16 @@ def evaluate(
     Sampling settings default to those of the run that made the model.
     Prints reward and pass@k with intervals; writes rollouts as JSON Lines.
     """
-    from buckeye.dataset.environment import evaluation_split
+    from buckeye.dataset.environment import evaluation_rows
     from buckeye.evaluation.chat_policy import ChatSampling
     from buckeye.evaluation.run_eval import EvalRequest, run_eval
+    from buckeye.launch.preflight.model import resolve_run
 
     _check_model(model, base_url)
+    model = resolve_run(model) if base_url is None else model
     given = environment_args(arg, args)
     if reward:
-        given |= {"eval_path": dataset, "split": split}
-        split = evaluation_split(split)
+        given["eval_path"], given["split"], split = evaluation_rows(dataset, split)
     environment = environment_config(env_id, dataset, reward, given, variables)
     directory = output_dir or Path("outputs/evals") / _slug(f"{env_id or Path(dataset or '').stem}-{model}")
     sampling = ChatSampling(

@@ -9,7 +9,7 @@ from difflib import get_close_matches
 
 from buckeye.cli.help import show_group
 from buckeye.cli.removed import removed_command_error
-from buckeye.cli.tree import BY_NAME, GROUPS, child_commands, command_lines, find_command
+from buckeye.cli.tree import BY_NAME, GROUPS, child_commands, command_lines, commands_ending_in, find_command
 
 _HELP = ("--help", "-h")
 
@@ -85,10 +85,10 @@ def _refuse_unknown(command: str, args: Sequence[str]) -> None:
 
     if removed := removed_command_error([*command.split(), *args]):
         raise removed
-    known = child_commands(command)
-    near = get_close_matches(args[0], known, 1)
-    suggestion = " ".join(filter(None, ("buckeye", command, *near)))
-    hint = f"Did you mean `{suggestion}`?" if near else f"Use one of: {', '.join(known)}"
+    known, prefix = child_commands(command), f"{command} " if command else ""
+    near = commands_ending_in(args[0]) or [prefix + name for name in get_close_matches(args[0], known, 1)]
+    suggested = " or ".join(f"`buckeye {name}`" for name in near)
+    hint = f"Did you mean {suggested}?" if near else f"Use one of: {', '.join(known)}"
     if command == "rl":
         from buckeye.cli.rl_page import file_hint
 

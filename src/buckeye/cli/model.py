@@ -14,7 +14,7 @@ from buckeye.base.terminal import status_line
 from buckeye.config.adapter import is_adapter
 from buckeye.errors import InferenceError, UsageError
 from buckeye.evaluation.run_eval import model_server
-from buckeye.launch.preflight.model import fetch_served_model, has_tokenizer
+from buckeye.launch.preflight.model import fetch_served_model, has_tokenizer, resolve_run
 from buckeye.runs.export import ExportRequest, export_model
 from buckeye.workers.loading import load_environment
 
@@ -62,8 +62,12 @@ def model_import(
         hint = f"Use {', '.join(get_args(Precision))}"
         message = f"--precision: no type {precision!r}"
         raise UsageError(message, code="BK-CLI-ARGUMENT", hint=hint)
-    with status_line(f"reading {file}"):
-        parameters = import_gguf(file, directory, precision=cast(Precision, precision))
+    parameters = import_gguf(
+        file,
+        directory,
+        report=lambda line: typer.echo(line, err=True),
+        precision=cast(Precision, precision),
+    )
     typer.echo(f"{directory}: {parameters:,} parameters, from {file}")
 
 
@@ -79,7 +83,9 @@ def _read_texts(env: str, corpus: Path | None) -> list[str]:
 
 
 def chat(
-    path: Annotated[str, typer.Argument(help="Directory of a model or an adapter, or a Hugging Face id.")],
+    path: Annotated[
+        str, typer.Argument(help="Directory of a model, an adapter or a run, or a Hugging Face id.")
+    ],
     prompt: Annotated[str | None, typer.Argument(help="Send this prompt, print the reply, and exit.")] = None,
     temperature: Annotated[float, typer.Option(min=0.0, help="Sampling temperature; 0: greedy.")] = 0.0,
     max_tokens: Annotated[int, typer.Option(min=1, help="Maximum tokens of a reply.")] = 256,
@@ -90,6 +96,9 @@ def chat(
 
 def _fetch_chat_model(name: str) -> Path:
     """Return the folder of a model to chat with. Raises UsageError if it has no tokenizer."""
+    given, name = name, resolve_run(name, at="PATH")
+    if name != given:
+        typer.echo(f"{given} is a run; its newest weights: {name}", err=True)
     path = fetch_served_model(name, at="PATH")
     if not is_adapter(name) and not has_tokenizer(path):
         hint = "Copy the files of the tokenizer there"

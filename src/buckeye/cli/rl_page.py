@@ -21,7 +21,7 @@ search this folder for an environment of MCP servers. All forms accept settings.
 
 FLAGS: dict[str, Rows] = {
     "Parts of the run": (
-        ("--model MODEL", "Folder, or name on the Hugging Face hub."),
+        ("--model MODEL", "Folder of a model or a run, or name on the Hugging Face hub."),
         ("--output-dir DIR", "Run directory."),
         ("--dataset DATA", "File or folder of prompts or MCP tasks, or hub name."),
         ("--reward REWARD", "FILE.py, FILE.py:FUNCTION, MODULE:FUNCTION, or a built-in reward; repeatable."),
@@ -29,7 +29,7 @@ FLAGS: dict[str, Rows] = {
         ("--eval-dataset DATA", "Prompts to evaluate on. Default: a tenth of the dataset."),
         ("--split NAME", "Split of the dataset to train on."),
         ("--prompt-column NAME", "Column with the prompts."),
-        ("--answer-column NAME", "Column with the answers, for built-in rewards."),
+        ("--answer-column NAME", "Column with the answers, for built-in rewards and the parameter `answer`."),
         ("--env ENVIRONMENT", "Environment: ID, PATH, or ID:name=value."),
         ("--config FILE.yaml", "Configuration of an MCP environment, from `buckeye rl init`."),
         ("--no-eval", "Do not evaluate on held-out tasks."),

@@ -18,6 +18,7 @@ from buckeye.dataset.built_in import NAMES
 from buckeye.dataset.prompts import find_columns
 from buckeye.dataset.rows import SUFFIXES, read_splits
 from buckeye.errors import UsageError
+from buckeye.launch.preflight.model import resolve_run
 from buckeye.mcp.config import GymConfig, load_gym_config
 from buckeye.mcp.tasks.dataset import find_taskset, is_dataset
 from buckeye.mcp.tasks.dataset_rows import gateway_config
@@ -254,7 +255,7 @@ def find_model(search: PartSearch, *, on_gpu: bool) -> str:
     """
     requested, local = search.flags.model, search.found.models
     if requested is not None:
-        return requested
+        return resolve_run(requested)
     default = default_model(on_gpu=on_gpu)
     if search.is_interactive:
         suggested = sorted(SUGGESTED, key=lambda model: model[0] != default)

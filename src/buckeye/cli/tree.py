@@ -131,6 +131,11 @@ def child_commands(group: str) -> dict[str, str]:
     return children
 
 
+def commands_ending_in(word: str) -> list[str]:
+    """Return the visible commands whose last word is `word`, in the order of the help."""
+    return [command.name for command in COMMANDS if not command.hidden and command.name.split()[-1] == word]
+
+
 def command_lines() -> Iterator[str]:
     """Yield one line per visible command, with its summary."""
     shown = [command for command in COMMANDS if not command.hidden]

@@ -8,7 +8,7 @@ import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from buckeye.config.problems import closest, suggestion
 from buckeye.dataset.built_in import NAMES, AnswerReward, built_in_reward, is_built_in
@@ -27,6 +27,7 @@ NAME = "dataset"
 _BASELINE_TASKS = 8
 _BASELINE_SECONDS = 60.0
 
+D = TypeVar("D")
 RewardSpec = str | Callable[..., Any]
 """Reward: the name of a file, a module function or a built-in reward; or a function."""
 
@@ -57,13 +58,15 @@ def load_environment(
     return make_environment(prompts, specs, reward_weights)
 
 
-def evaluation_split(split: str | None) -> str:
-    """Return the name of the environment's split that `buckeye eval` uses if `eval_path` is the dataset.
+def evaluation_rows(dataset: D, split: str | None) -> tuple[D | None, str | None, str]:
+    """Return `eval_path` and `split` of the environment, and its split of tasks, to evaluate on a dataset.
 
-    With `split`, that split of the dataset is `train`. Otherwise, `eval` has the rows of the dataset's split
-    `test` or `validation`, or else all rows.
+    `train` has the rows that a run trains on, and `eval` the rows that it holds out. Other names are splits
+    of the dataset. None selects the split `test` or `validation`, or else all rows.
     """
-    return TRAIN if split else EVAL
+    if split in (TRAIN, EVAL):
+        return None, None, split
+    return dataset, split, TRAIN if split else EVAL
 
 
 def make_environment(
@@ -97,7 +100,7 @@ def _make_reward(spec: RewardSpec, tasks: Sequence[Task], columns: Columns) -> R
             raise UsageError(
                 f"the reward {spec!r} is not a function", code="BK-REWARD", hint="pass a function, or a text"
             )
-        return FunctionReward(spec, columns.others)
+        return FunctionReward(spec, columns, tasks)
     if is_built_in(spec):
         return built_in_reward(spec, tasks, columns.answer)
     if not spec.endswith(".py") and ":" not in spec:
@@ -105,7 +108,7 @@ def _make_reward(spec: RewardSpec, tasks: Sequence[Task], columns: Columns) -> R
             f"name FILE.py, FILE.py:FUNCTION, MODULE:FUNCTION, or one of {', '.join(NAMES)}"
         )
         raise UsageError(f"no reward {spec!r}", code="BK-REWARD", hint=hint)
-    return FunctionReward(load_function(spec), columns.others)
+    return FunctionReward(load_function(spec), columns, tasks)
 
 
 def _distinct_names(rewards: Sequence[Reward]) -> list[str]:
@@ -128,6 +131,8 @@ class WeightedReward:
 class DatasetEnvironment:
     """Environment where the policy replies once to each prompt, and rewards score the reply."""
 
+    turns = 1
+    """Maximum number of turns of a rollout, for the size of a run."""
     _group_size = 1
     """Number of replies that a reward needs in one call."""
 

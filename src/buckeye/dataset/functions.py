@@ -16,6 +16,8 @@ from weakref import WeakKeyDictionary
 
 from buckeye.base.threads import run_in_daemon_thread
 from buckeye.config.problems import closest, suggestion
+from buckeye.dataset.prompts import Columns
+from buckeye.dataset.rows import raise_problems, row_error
 from buckeye.envs.base import Task
 from buckeye.envs.registry import import_file, report_import_errors
 from buckeye.envs.stdlib_only.outcomes import OutcomeError, location_of_code, to_finite_float
@@ -25,6 +27,9 @@ from buckeye.mcp.grading.judge import GraderVerdict
 _SINGLE = ("prompt", "completion")
 _BATCH = ("prompts", "completions")
 _TOKENS = "completion_ids"
+_ANSWER = "answer"
+_OTHER_NAMES = ("reply", "response", "output", "generation", "prediction", "text")
+"""Names of the completion elsewhere."""
 _USUAL_NAMES = ("reward", "reward_fn", "reward_func", "score")
 _SECONDS = 300.0
 _EXPECTED = (
@@ -60,23 +65,47 @@ class FunctionReward:
     """Reward function of the user.
 
     With a parameter `prompt` or `completion` it scores one reply. With `prompts` or `completions` it scores
-    all replies of a group in one call. Every other parameter is a column of the dataset. A function that is
-    not async runs in a thread, one call at a time.
+    all replies of a group in one call. `answer` is the column of answers. Every other parameter is a column
+    of the dataset. A function that is not async runs in a thread, one call at a time.
     """
 
-    def __init__(self, function: Callable[..., Any], columns: Collection[str]) -> None:
-        """Raises UsageError if a required parameter is unknown."""
+    def __init__(self, function: Callable[..., Any], columns: Columns, tasks: Sequence[Task]) -> None:
+        """Raises UsageError if a required parameter is neither part of the reply nor a column of each task.
+
+        A parameter with a default may be missing.
+        """
         self.name = str(getattr(function, "__name__", type(function).__name__))
         self._function = function
         self._code = getattr(inspect.unwrap(function), "__code__", None)
         self._where = location_of_code(self._code)
-        parameters = self._parameters(columns)
+        self._answer_column = columns.answer
+        known = [*columns.others, _ANSWER] if columns.answer is not None else columns.others
+        parameters = self._parameters(known)
         names = [p.name for p in parameters if p.kind is not p.VAR_KEYWORD]
         self._takes_all = len(names) < len(parameters)
         self.needs_group = not any(name in names for name in _SINGLE)
         self._names = set(names)
         self._needs_tokens = any(p.name == _TOKENS and p.default is p.empty for p in parameters)
         self._turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
+        self._check_tasks(tasks, [p.name for p in parameters if p.name in known and _is_required(p)])
+
+    def _check_tasks(self, tasks: Sequence[Task], required: Sequence[str]) -> None:
+        problems = []
+        for task in tasks:
+            row = self._row(task)
+            missing = [name for name in required if row[name] is None]
+            if missing:
+                message = f"no `{missing[0]}`, which the reward function `{self.name}` needs"
+                hint = f"remove the row, or give the parameter a default: `{missing[0]}=None`"
+                problems.append(row_error(message, task.data["at"], hint))
+        raise_problems(problems, "the dataset")
+
+    def _row(self, task: Task) -> dict[str, Any]:
+        """Return the columns of a task, with the answer under the name of its parameter."""
+        row: dict[str, Any] = task.data["row"]
+        if _ANSWER in self._names and self._answer_column is not None:
+            return {**row, _ANSWER: row[self._answer_column]}
+        return row
 
     def _parameters(self, columns: Collection[str]) -> list[inspect.Parameter]:
         try:
@@ -91,12 +120,11 @@ class FunctionReward:
         if names & set(_SINGLE) and names & set(_BATCH):
             raise self._error("it has parameters for one reply and for several", _EXPECTED)
         if not names & {*_SINGLE, *_BATCH, _TOKENS} and not any(p.kind is p.VAR_KEYWORD for p in parameters):
-            raise self._error("it has no parameter for the reply", _EXPECTED)
+            raise self._error("it has no parameter for the reply", _rename_hint(names) or _EXPECTED)
         known = {*_SINGLE, *_BATCH, _TOKENS, *columns}
         for parameter in parameters:
-            is_required = parameter.default is parameter.empty and parameter.kind is not parameter.VAR_KEYWORD
-            if is_required and parameter.name not in known:
-                near = suggestion(closest(parameter.name, known, count=1))
+            if _is_required(parameter) and parameter.name not in known:
+                near = _rename_hint(names) or suggestion(closest(parameter.name, known, count=1))
                 raise self._error(
                     f"`{parameter.name}` is neither a column of the dataset nor `prompt` or `completion`",
                     near or f"columns: {', '.join(columns) or 'none'}. Or give it a default",
@@ -119,14 +147,14 @@ class FunctionReward:
         return self._verdicts(values, len(completions))
 
     def _arguments(self, task: Task, completion: Completion) -> dict[str, Any]:
-        known = {**deepcopy(task.data["row"]), "prompt": _prompt(task), "completion": completion.text}
+        known = {**deepcopy(self._row(task)), "prompt": _prompt(task), "completion": completion.text}
         if completion.token_ids is not None:
             known[_TOKENS] = list(completion.token_ids)
         return self._accepted(known)
 
     def _batch_arguments(self, task: Task, completions: Sequence[Completion]) -> dict[str, Any]:
         count, is_text = len(completions), task.data["is_text"]
-        row = deepcopy(task.data["row"])  # a function may change its arguments
+        row = deepcopy(self._row(task))  # a function may change its arguments
         known: dict[str, Any] = {name: [value] * count for name, value in row.items()}
         known["prompts"] = [_prompt(task) for _ in completions]
         known["completions"] = [c.text if is_text else [dict(c.message)] for c in completions]
@@ -178,6 +206,20 @@ class FunctionReward:
         except OutcomeError as error:
             raise OutcomeError(f"{error}{self._where}") from None
         return [GraderVerdict(number, "") for number in numbers]
+
+
+def _is_required(parameter: inspect.Parameter) -> bool:
+    return parameter.default is parameter.empty and parameter.kind is not parameter.VAR_KEYWORD
+
+
+def _rename_hint(parameters: Collection[str]) -> str | None:
+    """Return a hint if a parameter has a name of the completion elsewhere, such as `response`."""
+    for name in parameters:
+        if name in _OTHER_NAMES:
+            return f"call the reply `completion`, not `{name}`"
+        if name == "replies" or name.removesuffix("s") in _OTHER_NAMES:
+            return f"call the replies `completions`, not `{name}`"
+    return None
 
 
 def _prompt(task: Task) -> Any:

@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from buckeye.config.problems import closest, suggestion
@@ -15,6 +16,8 @@ from buckeye.envs.base import Message, Task, find_non_text_part
 from buckeye.errors import UsageError
 
 Kind = Literal["tasks", "prompts", "chats"]
+Dataset = str | Path | Iterable[Mapping[str, Any]]
+"""File, folder or hub id of a dataset; or its rows: a list, a `datasets.Dataset` or a DataFrame."""
 
 PROMPT_COLUMNS = ("prompt", "messages", "question", "problem", "instruction", "query", "input")
 """Names of columns that may have prompts. If a dataset has several, `prompt` or `messages` is used."""
@@ -48,6 +51,26 @@ class Prompts:
     splits: Mapping[str, Sequence[Task]]
     columns: Columns
     summary: str
+
+
+def load_prompts(
+    dataset: Dataset,
+    *,
+    eval_dataset: Dataset | None,
+    split: str | None,
+    prompt_column: str | None,
+    answer_column: str | None,
+) -> Prompts:
+    """Return the tasks of a dataset on disk, as `read_prompts`, or of rows in memory. Raises UsageError."""
+    columns = {"prompt_column": prompt_column, "answer_column": answer_column}
+    if isinstance(dataset, str | Path) and (eval_dataset is None or isinstance(eval_dataset, str | Path)):
+        eval_source = None if eval_dataset is None else str(eval_dataset)
+        return read_prompts(str(dataset), split=split, eval_source=eval_source, **columns)
+    if isinstance(dataset, str | Path) or isinstance(eval_dataset, str | Path):
+        hint = "pass the path of both, or the rows of both"
+        raise UsageError("dataset= and eval_dataset= differ in kind", code="BK-CLI-CONFLICT", hint=hint)
+    held_out = None if eval_dataset is None else rows_of_values(eval_dataset, "evaluation row")
+    return make_prompts("the dataset", rows_of_values(dataset, "row"), held_out, **columns)
 
 
 def read_prompts(
@@ -272,7 +295,7 @@ def hold_out(tasks: Sequence[Task]) -> tuple[list[Task], list[Task]]:
     The choice depends on the prompt alone, so that every run holds out the same tasks. If a tenth is less
     than one task, the task with the smallest hash is held out. A single task is never held out.
     """
-    hashes = [_prompt_hash(task) for task in tasks]
+    hashes = [prompt_hash(task) for task in tasks]
     chosen = {value for value in hashes if value % _SHARE == 0}
     if not chosen and len(set(hashes)) > 1:
         chosen = {min(hashes)}
@@ -282,7 +305,8 @@ def hold_out(tasks: Sequence[Task]) -> tuple[list[Task], list[Task]]:
     return [t for t, value in pairs if value not in chosen], [t for t, value in pairs if value in chosen]
 
 
-def _prompt_hash(task: Task) -> int:
+def prompt_hash(task: Task) -> int:
+    """Return a hash of the prompt of a task."""
     text = json.dumps(task.messages, sort_keys=True, ensure_ascii=False)
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
 
@@ -292,7 +316,9 @@ def _choose_split(source: str, splits: Mapping[str, Sequence[Row]], wanted: str 
     if wanted is not None:
         if wanted in names:
             return wanted
-        hint = suggestion(closest(wanted, names)) or f"choose one of {', '.join(names)}"
+        hint = suggestion(closest(wanted, names)) or (
+            f"choose one of {', '.join(names)}; to evaluate on the rows that a run holds out: {EVAL}"
+        )
         raise UsageError(f"{source} has no split {wanted!r}", code="BK-DATA-FORMAT", hint=hint)
     if TRAIN in names or len(names) == 1:
         return TRAIN if TRAIN in names else names[0]

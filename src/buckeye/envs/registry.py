@@ -58,6 +58,8 @@ AGENT = "agent"
 
 CALLER = "caller"
 """Id of an environment object that the user passed to the Python API. It is in the process of the caller."""
+CALLER_FILE = "caller.json"
+"""File in a run directory with the arguments of an environment that a Python process served."""
 
 _BUNDLED = "dakota1890"
 _BUNDLE_FOLDERS = (Path(__file__).with_name("bundled"), Path(__file__).parents[3] / "environments")

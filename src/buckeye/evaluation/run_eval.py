@@ -22,6 +22,7 @@ from buckeye.errors import RunError, UsageError
 from buckeye.evaluation.chat_policy import ChatSampling, ChatServer, chat_rollout_runner
 from buckeye.evaluation.figures import Figures, compute_figures
 from buckeye.evaluation.rows import ROLLOUTS, EvalRow, make_eval_row, open_rows, read_rows
+from buckeye.evaluation.training_tasks import training_note
 from buckeye.launch.mcp_gateways import local_gateway
 from buckeye.launch.preflight.model import fetch_served_model
 from buckeye.launch.serve import served_model
@@ -190,7 +191,7 @@ def run_eval(request: EvalRequest) -> EvalReport:
         output_dir=request.output_dir,
         resumed=len(complete),
         notes=(
-            *([note] if (note := fallback_note(env, request.split)) else []),
+            *filter(None, (fallback_note(env, request.split), training_note(request.model, tasks))),
             *_quality_warnings(evaluated),
         ),
     )

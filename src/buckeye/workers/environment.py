@@ -24,6 +24,7 @@ from buckeye.workers.proxy import Endpoint, Limits, Usage, serve
 from buckeye.workers.worker_loop import worker_loop
 
 _ISOLATION_SECONDS = 120.0  # 30 s to check tools, 20 s to compare rollouts, the rest to start and end servers
+_USER_ERRORS = ("AdapterError", "UsageError")  # their messages have the problem and the fix
 _ABANDONED_AFTER = 4  # times `rollout_timeout`, to allow for retries
 
 
@@ -43,6 +44,8 @@ def open_worker_environment(
         message = (
             f"cannot load environment {env_id!r} in {python} with {dict(args) or 'no arguments'}: {fault}"
         )
+        if fault.kind in _USER_ERRORS:
+            message = f"environment {env_id!r}: {fault.message}"
         hint = missing_variable_hint(str(fault), settings.variables) or None
         raise _to_error(fault, message, code="BK-ENV-LOAD", hint=hint) from None
     except BaseException:
@@ -54,12 +57,14 @@ def open_worker_environment(
 class WorkerEnvironment:
     """Environment that runs its rollouts in worker processes, which call the policy through HTTP.
 
-    `info` is the environment's description: `name`, `generation`, `versions`, `splits`, `group_rewards`.
+    `info` is the environment's description: `name`, `generation`, `versions`, `splits`, `group_rewards`,
+    `turns`.
     """
 
     def __init__(self, pool: WorkerPool, info: Mapping[str, Any]) -> None:
         self.name: str = info["name"]
         self.splits: tuple[str, ...] = tuple(info["splits"])
+        self.turns: int | None = info.get("turns")
         self.info = dict(info)
         self._pool = pool
         self._tasks: dict[str, tuple[Task, ...]] = {}

@@ -51,6 +51,14 @@ def test_json(runs):
     assert [link["name"] for link in found["links"] if link["state"] == "broken"] == ["advantage and loss"]
 
 
+def test_output_has_whole_measurements(runs):
+    found = json.loads(run_here("rl", "diagnose", "good", "--json", cwd=runs).stdout)
+    measured = ["; ".join(link["measured"]) for link in found["links"]]
+    lines = run_here("rl", "diagnose", "good", cwd=runs).stdout.splitlines()
+    assert max(map(len, measured)) > 100
+    assert all(line.endswith(text) for line, text in zip(lines, measured, strict=False))
+
+
 def test_what_is_damaged_is_said(runs):
     run = make(runs / "torn", Made(steps=4))
     (run / "trained" / "step_1" / "batch.safetensors").write_bytes(b"torn")

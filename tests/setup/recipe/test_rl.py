@@ -44,6 +44,12 @@ def test_a_dry_run_shows_the_plan_and_writes_nothing(rl, planned, project, wordi
     assert files(project) == before
 
 
+def test_a_run_as_model_is_its_newest_weights(rl, planned, project):
+    write_model(project / "old-run" / "weights" / "step_3")
+    assert planned("--model", "old-run")["model"] == {"name": "old-run/weights/step_3"}
+    assert "old-run/weights/step_3" in rl("--dry-run", "--model", "old-run")[1]
+
+
 def test_a_dry_run_of_a_start_that_would_fail_ends_with_2(rl, monkeypatch):
     checks = [
         failed("tokenizer", "the model has none", "copy it"),

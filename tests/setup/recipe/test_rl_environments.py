@@ -7,8 +7,10 @@ import sys
 import pytest
 
 from buckeye.cli import train
+from buckeye.dataset.environment import load_environment as load_dataset
 from buckeye.errors import UsageError
 from buckeye.setup.recipe.environment import loaded_environment
+from buckeye.workers.caller import EnvironmentServer
 from buckeye.workers.environment import WorkerEnvironment
 
 REWARD = "def reward(completion, answer):\n    return float(answer in completion)\n"
@@ -53,6 +55,27 @@ def started(monkeypatch):
     configs = []
     monkeypatch.setattr(train, "start", lambda config, command: configs.append(config) or 0)
     return configs
+
+
+def test_longer_replies_make_rollouts_longer(files, planned):
+    usual, longer = planned(*DATA), planned(*DATA, "--orchestrator.sampling.max-tokens", "1000")
+    assert usual["orchestrator"]["sampling"]["max_tokens"] == 256
+    assert longer["orchestrator"]["sampling"]["max_tokens"] == 1000
+    assert longer["seq_len"] - usual["seq_len"] in range(1000 - 256 - 64, 1000 - 256 + 64)
+
+
+def test_dataset_that_python_serves_has_the_sizes_of_the_command(files, planned, monkeypatch):
+    usual = planned(*DATA)
+    server = EnvironmentServer(load_dataset("prompts.jsonl", "reward.py"))
+    try:
+        for name, value in server.variables().items():
+            monkeypatch.setenv(name, value)
+        served = planned("--env", "caller")
+    finally:
+        server.close()
+    for name in ("seq_len", "max_steps"):
+        assert served[name] == usual[name]
+    assert served["orchestrator"]["sampling"] == usual["orchestrator"]["sampling"]
 
 
 def test_dataset_with_a_reward_is_an_environment(files, planned):

@@ -28,6 +28,16 @@ def test_metrics_match_their_patterns():
     assert reference.unknown_metrics("sft", ["epoch", "loss"]) == set()
 
 
+def test_patterns_of_evidence_find_metrics():
+    tables = reference.TEXTS["metrics"].values()
+    names = [re.sub("<[a-z]+>", "0", name) for texts in tables for name in texts]
+    source = (ROOT / "src" / "buckeye" / "explanations.md").read_text(encoding="utf-8")
+    patterns = set(re.findall(r"grep -E '\"\((.+)\)\"' RUN/metrics\.jsonl", source))
+    assert len(patterns) > 10
+    parts = {part for text in patterns for part in ([text] if "(" in text else text.split("|"))}
+    assert [part for part in parts if not any(re.fullmatch(part, name) for name in names)] == []
+
+
 def test_handwritten_pages_stay_few_and_short():
     texts = {page: page.read_text(encoding="utf-8") for page in PAGES}
     written = {page: text for page, text in texts.items() if not text.startswith(reference.MARK)}

@@ -13,6 +13,9 @@ from tests.waiting import wait_for
 from tests.workers.adapters.scripted import Speaker
 from tests.workers.workers.conftest import is_gone
 
+from buckeye.envs.settings import WorkerSettings
+from buckeye.errors import UsageError
+from buckeye.workers.loading import open_environment
 from buckeye.workers.proxy import serve
 from buckeye.workers.worker_side.adapters import AdapterError, load
 
@@ -210,6 +213,11 @@ def test_agents_that_fail(folder, args, boundary, message):
 def test_wrong_arguments(folder, args, refusal):
     with refusal(AdapterError):
         load("agent", {"tasks": "tasks.jsonl", **args}, {})
+
+
+def test_wrong_argument_of_a_worker_is_named_with_the_known_ones(refusal):
+    with refusal(UsageError):
+        open_environment("agent", {"comand": ["a"]}, WorkerSettings())
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from buckeye.errors import BuckeyeError, UsageError
 from buckeye.workers.installed.install import InstallRequest, _Installation
 from buckeye.workers.installed.install_source import WITHOUT_ADAPTER, parse_source
 from buckeye.workers.installed.private_index import hub_key
-from buckeye.workers.installed.venv import NeededPython, find_needed_python
+from buckeye.workers.installed.venv import Installer, NeededPython, find_needed_python
 
 HUB = "https://hub.primeintellect.ai/harleycooper/simple/"
 
@@ -155,3 +155,20 @@ def test_failed_hub_download_error_does_not_claim_a_missing_environment(nowhere,
         request = InstallRequest(what="harleycooper/dakota1890")
         installation = _Installation(request, parse_source(request.what), None, nowhere, print)
         installation._install_alone(Offline(), nowhere)
+
+
+def test_misspelled_folder_is_suggested(tmp_path, monkeypatch, refusal):
+    (tmp_path / "my-env").mkdir()
+    (tmp_path / "my-env" / "pyproject.toml").touch()
+    monkeypatch.chdir(tmp_path)
+    with refusal(UsageError):
+        parse_source("./my-evn")
+
+    def fail(*_):
+        raise BuckeyeError("`uv` failed: my-evn was not found", hint="retry")
+
+    monkeypatch.setattr(_Installation, "_install", fail)
+    monkeypatch.setattr(Installer, "create", lambda *_: None)
+    request = InstallRequest(what="my-evn")
+    with refusal(BuckeyeError):
+        _Installation(request, parse_source("my-evn"), None, tmp_path, print).build(tmp_path)

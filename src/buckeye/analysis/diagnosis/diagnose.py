@@ -20,8 +20,6 @@ from buckeye.run_files.logs import was_logged
 
 log = logging.getLogger(__name__)
 
-_WIDTH = 100  # characters of a measured quantity in the overview
-
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
@@ -96,7 +94,6 @@ class Diagnosis:
 def _link_row(number: int, link: LinkReport) -> tuple[str, str, str, str]:
     broken = link.broken_by
     said = broken.name if broken is not None else "; ".join(link.measured)
-    said = said if len(said) <= _WIDTH else f"{said[: _WIDTH - 4]} ..."
     return f"{number}", link.name, link.state.upper() if broken is not None else link.state, said
 
 

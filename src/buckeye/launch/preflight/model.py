@@ -22,6 +22,7 @@ from buckeye.inference.render.template_files import TEMPLATE_FILE, read_template
 from buckeye.launch.preflight.check import Check, failed, failed_with, ok, skipped, warning
 from buckeye.launch.preflight.disk import count_parameters
 from buckeye.monitor.learning_findings import PRETRAINED
+from buckeye.run_files.record import ACTIVE_STATES, STATUS_FILE, read_record
 from buckeye.transport.checkpoint import check_shard_format
 
 MODEL, TOKENIZER = "model", "tokenizer"
@@ -283,6 +284,25 @@ def _no_model(name: str) -> str:
     weights = step_directories(Path(name).expanduser() / "weights")
     newest = f"; the newest weights of this run are in {weights[max(weights)]}" if weights else ""
     return f"{name} is not a model directory: it has no config.json{newest}"
+
+
+def resolve_run(name: str, *, at: str = "--model") -> str:
+    """Return the newest weights if `name` is the directory of a run that has ended; other names unchanged.
+
+    Raises UsageError for an active run, which deletes weights.
+    """
+    weights = step_directories(Path(name) / "weights")
+    if not weights or (Path(name) / "config.json").exists():
+        return name
+    newest = str(weights[max(weights)])
+    if (Path(name) / STATUS_FILE).exists() and read_record(Path(name)).actual_state() in ACTIVE_STATES:
+        raise UsageError(
+            f"{name} is an active run, which deletes its weights, such as {newest}",
+            code="BK-MODEL-NOT-FOUND",
+            at=at,
+            hint=f"wait for its end, or export a checkpoint: buckeye export {name}",
+        )
+    return newest
 
 
 def fetch_base_model(adapter: Path) -> Path:

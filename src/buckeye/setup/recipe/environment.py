@@ -169,9 +169,10 @@ def _describe_loaded(
     if TRAIN not in splits:
         hint = f"it has {', '.join(splits)}; add tasks to the split {TRAIN}"
         raise UsageError(f"{env_id} has no split {TRAIN!r}", code="BK-ENV-TASKS", hint=hint)
-    tasks = environment.tasks(TRAIN)
+    tasks, turns = environment.tasks(TRAIN), getattr(environment, "turns", None)
     held_out = len(environment.tasks(_EVAL)) if _EVAL in splits else 0
-    sample = [tasks[index] for index in range(min(_SAMPLE, len(tasks)))]
+    count = len(tasks) if turns == 1 else min(_SAMPLE, len(tasks))  # one turn leaves no other room
+    sample = [tasks[index] for index in range(count)]
     return RunEnvironment(
         id=env_id,
         args=args,
@@ -183,7 +184,7 @@ def _describe_loaded(
         held_out=held_out,
         prompts=[_text_of(task.messages) for task in sample],
         reply_tokens=_ANSWER_TOKENS,
-        turns=None,
+        turns=turns,
     )
 
 

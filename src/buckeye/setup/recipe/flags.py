@@ -76,7 +76,7 @@ class TrainFlags(BaseConfig):
     prompt_column: str | None = None
     """Column with the prompts."""
     answer_column: str | None = None
-    """Column with the answers, for built-in rewards."""
+    """Column with the answers, for built-in rewards and the parameter `answer`."""
     env: str | None = None
     """Environment: ID, PATH, or ID:name=value."""
     config: Path | None = None
@@ -187,8 +187,12 @@ class TrainArgs:
     @property
     def seq_len(self) -> int | None:
         """The `--seq-len` among the settings; None if it is missing or not a number."""
-        value = self._setting("seq_len")
-        return value if isinstance(value, int) else None
+        return self._number("seq_len")
+
+    @property
+    def reply_tokens(self) -> int | None:
+        """The `--orchestrator.sampling.max-tokens` among the settings; None if it is missing."""
+        return self._number("orchestrator", "sampling", "max_tokens")
 
     @property
     def composed_flags(self) -> TrainFlags:
@@ -197,6 +201,10 @@ class TrainArgs:
         if name is not None and self.flags.model not in (None, name):
             raise _conflict("--model", "--model.name")
         return self.flags if name is None else self.flags.model_copy(update={"model": str(name)})
+
+    def _number(self, *path: str) -> int | None:
+        value = self._setting(*path)
+        return value if isinstance(value, int) else None
 
     def _setting(self, *path: str) -> Any:
         """Return the value that the settings assign to a path, or None."""

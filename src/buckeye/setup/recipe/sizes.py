@@ -65,19 +65,20 @@ def choose_sizes(
     *,
     on_gpu: bool,
     requested_seq_len: int | None = None,
+    requested_reply: int | None = None,
 ) -> RunSizes:
     """Choose the sizes of a run.
 
-    A batch contains each task at most once. `requested_seq_len` is the length of a rollout; by default, the
-    length is the number of tokens that the turns need, within limits. Raises UsageError if a prompt does not
-    fit.
+    A batch contains each task at most once. `requested_seq_len` is the length of a rollout, and
+    `requested_reply` the maximum length of a reply. By default, a rollout has the tokens that its turns need,
+    within limits. Raises UsageError if a prompt does not fit.
     """
     kind = "gpu" if on_gpu else "cpu"
     groups = min(environment.tasks, _MAX_GROUPS[kind])
     count, is_exact = token_counter(model.path)
     system = count(environment.system)
     prompt = _TEMPLATE_TOKENS + system + max(map(count, environment.prompts))
-    reply = environment.reply_tokens
+    reply = requested_reply or environment.reply_tokens
     max_length, limit = model.positions, f"the context of {model.name} has {model.positions}"
     if requested_seq_len is not None and requested_seq_len < max_length:
         max_length, limit = requested_seq_len, f"--seq-len is {requested_seq_len}"

@@ -7,6 +7,7 @@ import io
 import logging
 import math
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -27,11 +28,14 @@ _LLAMA3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_p
 """Parameters of the rotary frequencies in all published Llama models with factors. Only `factor` differs."""
 
 
-def import_gguf(file: Path, directory: Path, *, precision: Precision = "auto") -> int:
+def import_gguf(
+    file: Path, directory: Path, *, report: Callable[[str], None], precision: Precision = "auto"
+) -> int:
     """Write the model in a GGUF file to a model directory. Return the number of parameters.
 
-    With the precision `auto`, weights are float32 if all weights in the file are, else bfloat16. Raise
-    `UsageError` if transformers cannot read the whole model, or if the directory exists.
+    `report` gets a line at the start of each stage, because a large file takes minutes. With the precision
+    `auto`, weights are float32 if all weights in the file are, else bfloat16. Raise `UsageError` if
+    transformers cannot read the whole model, or if the directory exists.
     """
     need("gguf", "A GGUF file")
     if directory.exists():
@@ -41,8 +45,10 @@ def import_gguf(file: Path, directory: Path, *, precision: Precision = "auto") -
             hint="choose another name",
         )
     _check_header(file)
+    report(f"reading {file}")
     try:
         content = _read_content(file)
+        report(f"converting {content.elements:,} weights and the tokenizer")
         model, tokenizer = _load(file, content)
     except BuckeyeError:
         raise
@@ -63,6 +69,7 @@ def import_gguf(file: Path, directory: Path, *, precision: Precision = "auto") -
             model.save_pretrained(target)
         tokenizer.save_pretrained(target)
 
+    report(f"writing {directory}")
     directory.parent.mkdir(parents=True, exist_ok=True)
     write_directory(directory, fill)
     return parameters

@@ -13,7 +13,7 @@ from packaging.utils import canonicalize_name
 
 from buckeye.base.storage import write_directory
 from buckeye.errors import BuckeyeError, UsageError
-from buckeye.workers.installed.install_source import InstallSource, parse_source
+from buckeye.workers.installed.install_source import InstallSource, parse_source, suggest_project
 from buckeye.workers.installed.interface import Interface, detect_interface, without_bounds_on
 from buckeye.workers.installed.lock_file import LockFile, Report, lock_text, pins_of, read_lock
 from buckeye.workers.installed.private_index import KEY_VARIABLE, fetch_private, hub_key
@@ -127,6 +127,8 @@ class _Installation:
             try:
                 interface = self._install(installer, Path(scratch))
             except BuckeyeError as error:
+                if source.path is None and (near := suggest_project(self.request.what)):
+                    error.hint = near
                 if (needed := find_needed_python(str(error))) is None:
                     raise
                 version, command = installer.python_version(), f"buckeye env install {self.request.what}"

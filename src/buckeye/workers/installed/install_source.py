@@ -19,6 +19,7 @@ from packaging.utils import (
     parse_wheel_filename,
 )
 
+from buckeye.config.problems import closest, suggestion
 from buckeye.errors import UsageError
 
 HUB_INDEX = "https://hub.primeintellect.ai/{owner}/simple/"
@@ -32,6 +33,7 @@ _EXTRAS = re.compile(r"(?P<what>.*?)\[(?P<extras>[\w.\- ,]*)\](?P<rest>[^\[\]/]*
 _HUB_ID = re.compile(
     r"(?P<owner>[A-Za-z0-9][\w.-]*)/(?P<name>[A-Za-z0-9][\w.-]*?)(?:(?:@|==)(?P<version>[^@/=]+))?", re.ASCII
 )
+_PROJECT_FILES = ("pyproject.toml", "setup.py")
 _ARCHIVES = (".whl", ".tar.gz", ".zip")
 
 
@@ -145,7 +147,15 @@ def _is_path(what: str, path: Path) -> bool:
         return False
     if what.startswith((".", "/", "~")) or what.endswith(_ARCHIVES):
         return True
-    return (path / "pyproject.toml").is_file() or (path / "setup.py").is_file()
+    return any((path / name).is_file() for name in _PROJECT_FILES)
+
+
+def suggest_project(path: str | Path) -> str | None:
+    """Return a hint with the local project whose path is closest to `path`; None without one."""
+    folder = Path(os.path.expanduser(path)).parent
+    files = [file for name in _PROJECT_FILES for file in folder.glob(f"*/{name}")]
+    projects = {file.parent.name: os.path.join(".", file.parent) for file in files}
+    return suggestion([projects[name] for name in closest(Path(path).name, projects, count=1)])
 
 
 def _name_of(path: Path) -> str:
@@ -154,7 +164,7 @@ def _name_of(path: Path) -> str:
         raise UsageError(
             f"no environment at {path}: the path does not exist",
             code="BK-FILE-NOT-FOUND",
-            hint="check the path and the current folder",
+            hint=suggest_project(path) or "check the path and the current folder",
         )
     if path.is_file():
         return _name_of_archive(path)

@@ -27,9 +27,9 @@ class Adapter(Protocol):
     """One loaded environment."""
 
     def info(self) -> Json:
-        """Return `name`, `generation`, `versions` of its libraries, `splits`, and optionally `group_rewards`.
+        """Return `name`, `generation`, `versions` of its libraries, `splits`, and optionally two others.
 
-        `group_rewards` is True if rewards depend on the whole group.
+        `group_rewards` is True if rewards depend on the whole group. `turns` is the maximum of a rollout.
         """
         ...
 

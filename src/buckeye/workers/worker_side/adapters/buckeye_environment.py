@@ -62,6 +62,7 @@ class BuckeyeEnvironment(Adapter):
             "versions": {"buckeye": importlib.import_module("buckeye").__version__},
             "splits": [split for split in ("train", "eval") if self._has_split(split)],
             "group_rewards": self._scores_groups,
+            "turns": getattr(self._env, "turns", None),
         }
 
     def _has_split(self, split: str) -> bool:
