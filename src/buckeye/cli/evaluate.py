@@ -26,17 +26,17 @@ from buckeye.evaluation.environment_args import (
     environment_args,
 )
 
+ModelOption = Annotated[
+    str,
+    typer.Option(help="Directory of a model or a run, or hub name; with --base-url: its name on the server."),
+]
+
 
 def evaluate(
     env_id: EnvironmentArgument = None,
     dataset: DatasetOption = None,
     reward: RewardOption = None,
-    model: Annotated[
-        str,
-        typer.Option(
-            help="Directory of a model or a run, or hub name; with --base-url: its name on the server."
-        ),
-    ] = "",
+    model: ModelOption = "",
     base_url: BaseUrlOption = None,
     api_key_var: ApiKeyVarOption = "OPENAI_API_KEY",
     arg: ArgOption = None,

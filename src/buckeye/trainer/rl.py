@@ -230,6 +230,7 @@ class RLTrainer:
             "weights": read_weights_manifest(step_directory(self._weights, self.step)).checksum,
             "ranks": self.ranks.world_size,
             "device": self.ranks.device.type,
+            "dtype": str(self.learner.policy.compute_dtype).removeprefix("torch."),
             "threads": torch.get_num_threads(),
             "buckeye": __version__,
             "torch": torch.__version__,

@@ -29,7 +29,7 @@ class Made:
 
     `drift` is the distance in nats that a step moves the logits. `asked` maps a task to its prompt, `line`
     changes the record of a rollout, and `draw` maps the log-probs of the sampler to those of its tokens.
-    With `same_replies`, replies do not depend on the task.
+    With `same_replies`, replies do not depend on the task. `dtype` is the recorded dtype of the trainer.
     """
 
     seed: int = 0
@@ -51,6 +51,7 @@ class Made:
     prompt: Callable[[int], int] = lambda task: task
     equal: bool = False
     same_replies: bool = False
+    dtype: str = "float32"
     evaluated: tuple[int, ...] = ()
     asked: Callable[[int], str] = lambda task: f"task {task}"
     line: Callable[[dict[str, Any]], dict[str, Any]] = lambda line: line
@@ -157,7 +158,7 @@ def _step(run: Path, made: Made, tables: list[Table], step: int, rng: np.random.
     kept = TrainedBatch(
         samples=np.arange(len(samples), dtype=np.int32),
         logprobs=np.concatenate(trained).astype(np.float32),
-        record={"values": {"entropy_fresh": float(np.mean(entropies))}},
+        record={"values": {"entropy_fresh": float(np.mean(entropies))}, "dtype": made.dtype},
     )
     _keep(run / "trained" / f"step_{step}", batch, kept)
     figures = {"reward/mean": float(np.mean(rewards)), "reward/std": float(np.std(rewards))}

@@ -244,6 +244,18 @@ def test_a_run_that_is_right_is_not_accused(tmp_path, seed):
         assert (name, named(make(tmp_path / name, one))) == (name, [])
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_rounding_is_that_of_the_recorded_dtype(tmp_path, dtype):
+    one = Made(noise=0.07, dtype=dtype, settings={"trainer": {"model": {"dtype": "auto", "device": "cpu"}}})
+    assert ("mismatch_from_the_start" in named(make(tmp_path / "run", one))) == (dtype == "float32")
+
+
+def test_a_notebook_shows_the_chain(tmp_path):
+    done = diagnose(make(tmp_path / "run", PLANTED["equal_seeds"]))
+    assert repr(done) == str(done)
+    assert "First broken link: equal_seeds" in repr(done)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("noise", [1e-6, 1e-4, 0.02])
 def test_hundreds_of_runs_that_are_right_are_not_accused(tmp_path, noise):

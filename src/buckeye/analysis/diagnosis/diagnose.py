@@ -21,11 +21,11 @@ from buckeye.run_files.logs import was_logged
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Diagnosis:
     """Reports of the links, in order, notes on skipped checks, and failed checks with their errors.
 
-    `failure` is the error that ended the run, if one did.
+    `failure` is the error that ended the run, if one did. `repr` is the text of `rl diagnose`, for notebooks.
     """
 
     links: Sequence[LinkReport]
@@ -54,7 +54,7 @@ class Diagnosis:
             for number, (name, error) in enumerate(self.failed_rules.items(), 1)
         ]
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         """Return the chain, the first broken link with cause, fix and evidence, and what follows from it."""
         cause, others = self.cause, [finding for finding in self.findings if finding is not self.cause]
         parts = [align_columns([_link_row(number, link) for number, link in enumerate(self.links, 1)])]

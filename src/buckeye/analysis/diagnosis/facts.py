@@ -177,6 +177,7 @@ class DiagnosisFacts:
     def rounding_tolerance(self) -> float:
         """Rounding tolerance between two computations of a log-prob, in nats, from the dtypes."""
         names = {str(self.run.setting(name)) for name in _DTYPE_SETTINGS}
+        names |= {str(batch.record.get("dtype")) for batch in self.batches}  # for the setting "auto"
         known = [_DTYPES[name] for name in names if name in _DTYPES]
         devices = {self.run.setting("trainer.model.device"), *(b.record.get("device") for b in self.batches)}
         return max(known, default=_DTYPES["float32" if "cpu" in devices else "bfloat16"])
