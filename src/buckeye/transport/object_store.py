@@ -339,7 +339,7 @@ def _check_manifest(manifest: StoreManifest, info: CheckpointInfo, objects: Mapp
     if not _ID.fullmatch(manifest.run.run_id):
         raise ValueError("the run id is invalid")
     if not manifest.files:
-        raise ValueError("its list of files is empty")
+        raise ValueError("it lists no files")
     if len(msgspec.json.encode(manifest.run)) > _MAX_RUN_BYTES:
         raise ValueError("the history of the run is too long")
     for name, digest in manifest.files.items():

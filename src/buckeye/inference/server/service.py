@@ -201,7 +201,7 @@ class Service:
             raise InvalidRequestError(f"`temperature` must be 0 (greedy) or at least {_MIN_TEMPERATURE}")
         if max_tokens > self.max_len:
             raise InvalidRequestError(
-                f"`max_tokens` is {max_tokens}, but prompt and reply together may have {self.max_len} tokens"
+                f"`max_tokens` is {max_tokens}, but the context for prompt and reply is {self.max_len} tokens"
             )
         if sampling.min_tokens > max_tokens:
             raise InvalidRequestError(
