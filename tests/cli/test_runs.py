@@ -97,7 +97,7 @@ def test_list_leaves_out_deleted_runs(rl, tmp_path, wording):
     assert code == 0
     assert "22220000" in out
     assert "11110000" not in out
-    assert "1 more" in err
+    assert "1 run not listed" in err
     (tmp_path / "two" / "status.json").write_text("{")
     code, out, err = rl("list", "--json")
     assert (code, json.loads(out)) == (0, [])

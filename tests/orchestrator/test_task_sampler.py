@@ -34,13 +34,18 @@ def test_every_task_is_assigned_once_per_epoch_in_a_new_order():
     assert first != second
 
 
-@pytest.mark.parametrize("ids", [["one", "two"], ["one", "two", "one"]])
-def test_tasks_with_one_id_are_refused(ids):
-    environment = LetterEnvironment("letters", size=len(ids))
-    environment.tasks = lambda split: [Task(id=name, messages=()) for name in ids]
+@pytest.mark.parametrize(
+    ("tasks", "is_refused"),
+    [(["one a", "two a"], False), (["one a", "two a", "one b"], True), (["one a", "two a", "one a"], False)],
+)
+def test_different_tasks_with_one_id_are_refused(tasks, is_refused):
+    environment = LetterEnvironment("letters", size=len(tasks))
+    environment.tasks = lambda split: [
+        Task(id=name, messages=({"role": "user", "content": text},)) for name, text in map(str.split, tasks)
+    ]
     env = NamedEnvironment(name="letters", environment=environment, ratio=1.0)
-    if len(set(ids)) == len(ids):
-        assert len(load_split(env, "train")) == len(ids)
+    if not is_refused:
+        assert len(load_split(env, "train")) == len(tasks)
         return
     with pytest.raises(UsageError, match="'one'") as caught:
         load_split(env, "train")

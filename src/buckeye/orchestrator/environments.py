@@ -190,7 +190,7 @@ def fallback_note(env: NamedEnvironment, requested: str | None) -> str | None:
 def load_split(env: NamedEnvironment, split: str) -> Sequence[Task]:
     """Return the tasks of a split.
 
-    Raise `UsageError` if the split does not exist or is empty, or if two of its first tasks have one id.
+    Raise `UsageError` if the split does not exist or is empty, or if two different tasks have one id.
     """
     try:
         tasks = env.environment.tasks(split)
@@ -210,10 +210,10 @@ def load_split(env: NamedEnvironment, split: str) -> Sequence[Task]:
     known = dict[str, int]()
     for index in range(min(_MAX_COMPARED, len(tasks))):
         other = known.setdefault(tasks[index].id, index)
-        if other != index:
+        if other != index and tasks[other] != tasks[index]:  # equal tasks are only repeated
             raise UsageError(
-                f"environment {env.name}: tasks {other} and {index} of its split {split!r} have the same id: "
-                f"{tasks[index].id!r}",
+                f"environment {env.name}: the tasks {other} and {index} of its split {split!r} differ, but have "
+                f"the same id: {tasks[index].id!r}",
                 code="BK-ENV-TASKS",
                 hint="give each task its own id, for example its row number",
             )
