@@ -42,7 +42,10 @@ def evaluate(
     arg: ArgOption = None,
     args: ArgsOption = None,
     variables: VariablesOption = None,
-    split: Annotated[str | None, typer.Option(help="Split of tasks. Default: eval, else train.")] = None,
+    split: Annotated[
+        str | None,
+        typer.Option(help="Split of tasks. Default: eval, else train; with --reward: test, else all rows."),
+    ] = None,
     examples: Annotated[
         int | None, typer.Option("--examples", "-n", min=1, help="Number of tasks. Default: all.")
     ] = None,

@@ -212,8 +212,8 @@ def load_split(env: NamedEnvironment, split: str) -> Sequence[Task]:
         other = known.setdefault(tasks[index].id, index)
         if other != index and tasks[other] != tasks[index]:  # equal tasks are only repeated
             raise UsageError(
-                f"environment {env.name}: the tasks {other} and {index} of its split {split!r} differ, but have "
-                f"the same id: {tasks[index].id!r}",
+                f"environment {env.name}: the tasks {other} and {index} of its split {split!r} differ, but "
+                f"have the same id: {tasks[index].id!r}",
                 code="BK-ENV-TASKS",
                 hint="give each task its own id, for example its row number",
             )

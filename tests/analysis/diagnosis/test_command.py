@@ -78,7 +78,7 @@ def test_a_run_says_it_at_its_end(runs, caplog):
         assert caplog.messages == []
         report_findings(runs / "bad")
     first, last = caplog.messages
-    assert first.startswith("Found (sure): 232 of 320 samples have an advantage that differs")
+    assert first.startswith("Found (sure): 232 of 320 samples have an advantage or tokens that differ")
     assert last == f"Full diagnosis with evidence: buckeye rl diagnose {runs / 'bad'}"
 
 
