@@ -45,7 +45,7 @@ class ChatMessage(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     tool_call_id: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
-    """Equal to `reasoning_content`, which has this name in vLLM."""
+    """Name of `reasoning_content` in vLLM. Both fields have the same text."""
     refusal: None = None
     audio: None = None
     function_call: None = None

@@ -285,7 +285,10 @@ def _with_call_of_check(test: str, entry_point: Any) -> str:
 
 
 def _tests_of(value: Any) -> list[dict[str, str]]:
-    """Return the tests in a list of Python texts, in a list of inputs with outputs, or in two lists."""
+    """Return the tests of a column as a list.
+
+    `value` is a list of Python texts, a list of inputs with their outputs, or a mapping of two such lists.
+    """
     if isinstance(value, Mapping) and {"inputs", "outputs"} <= set(value):
         inputs, outputs = value["inputs"], value["outputs"]
         if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs):

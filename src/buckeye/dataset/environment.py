@@ -132,7 +132,7 @@ class DatasetEnvironment:
     """Environment where the policy replies once to each prompt, and rewards score the reply."""
 
     turns = 1
-    """Maximum number of turns of a rollout, for the size of a run."""
+    """Maximum number of turns of a rollout. The plan of a run uses it to choose `seq_len`."""
     _group_size = 1
     """Number of replies that a reward needs in one call."""
 

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 _MIN_DIFFERENT_CLUSTERS = 6
-"""`paired_difference` uses the variance between clusters only if at least this number of clusters has an
-unusual change. A change is unusual if it differs from the most common change. With five changes in one
+"""Minimum number of clusters whose change differs from the most common change.
+
+With fewer, `paired_difference` does not use the variance between clusters. With five changes in one
 direction, a sign test has p = 0.06.
 """
 

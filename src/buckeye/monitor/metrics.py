@@ -116,8 +116,8 @@ class StepMetrics:
     def sampled_reward(self) -> float | None:
         """Mean reward of all rollouts sampled for the batch.
 
-        A filter for trained rollouts changes `reward`, but not this mean. Without a record of this mean,
-        return `reward`.
+        `reward` is the mean of the rollouts that are trained, after filters of groups. If the run has not
+        recorded the mean of all rollouts, return `reward`.
         """
         played = self.value("orchestrator/reward/played")
         return self.reward if played is None else played
@@ -157,9 +157,9 @@ class StepMetrics:
 class RunMetrics:
     """Records of a run, joined by step.
 
-    A new attempt resumes from a checkpoint and may repeat steps. From the first step of the new attempt on,
-    the records of earlier attempts are then invalid, for all processes and in any order of the lines.
-    Measurements of the weights before this first step stay valid.
+    A new attempt resumes from a checkpoint and may repeat steps. Records of earlier attempts are invalid if
+    their step is at or after the first step of the new attempt. Measurements of the weights with which the
+    new attempt begins stay valid.
     """
 
     def __init__(self, records: Iterable[Record] = ()) -> None:
@@ -236,8 +236,8 @@ def _is_record(line: Record) -> bool:
 class Stopwatch:
     """Durations in seconds by cause, between two records.
 
-    Every record has all causes, so that columns of `metrics.jsonl` have no gaps. `idle` names the cause that
-    is the wait for other processes, if any.
+    Every record has all causes, so that columns of `metrics.jsonl` have no gaps. `idle` is the
+    cause that counts as waiting for other processes, if any.
     """
 
     def __init__(self, *causes: str, idle: str | None = None) -> None:

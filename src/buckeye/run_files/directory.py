@@ -113,7 +113,7 @@ def _is_active_elsewhere(output_dir: Path) -> bool:
         return True
     try:
         record = read_record(output_dir)
-    except UsageError:  # without a status file, no run was started
+    except UsageError:  # an unreadable status file may be that of an active run
         return (output_dir / STATUS_FILE).exists()
     return record.elsewhere and record.state in ACTIVE_STATES
 

@@ -33,7 +33,7 @@ CAUSES = {
 
 
 def write_skipped_samples(root: Path, batch: Batch, identity: RunIdentity) -> None:
-    """Write a batch of samples that were not trained on to `<root>/step_<N>`.
+    """Write a batch of untrained samples to the directory `<root>/step_<N>`.
 
     If `root` already has ten batches, write nothing.
     """
@@ -44,7 +44,7 @@ def write_skipped_samples(root: Path, batch: Batch, identity: RunIdentity) -> No
 
 
 def quarantine_batch(root: Path, damaged: Path) -> None:
-    """Move a damaged batch to `<root>/damaged_<name>`. If `root` already has ten batches, delete it."""
+    """Move a damaged batch to `<root>/damaged_<name>`. If `root` has ten batches, delete the batch."""
     target = root / f"damaged_{damaged.name}"
     if target.exists() or _is_full(root, f"the damaged batch {damaged}"):
         storage.remove_directory(damaged)

@@ -52,7 +52,7 @@ class RunComparison:
     verdict: ComparisonVerdict
     settings: Sequence[RunDifference]
     changes: Mapping[str, Sequence[SettingChange]]
-    """Settings that resumes of run `a` or `b` have changed."""
+    """Settings of run `a` and of run `b` that changed when the run was resumed."""
     versions: Sequence[RunDifference]
     machines: Sequence[RunDifference]
     tasks: Sequence[TaskCounts]

@@ -67,8 +67,8 @@ def other_tokenizer(facts: DiagnosisFacts) -> Iterator[Finding]:
     """Test for the tokenizer of another model.
 
     A model that knows its chat template assigns the prompts more than chance likelihood. With the tokens of
-    another tokenizer, the likelihood falls below chance. A model that was trained on replies only has the
-    same likelihood, but learns.
+    another tokenizer, the likelihood falls below chance. A model whose fine-tuning
+    did not train prompts has such a likelihood too, but learns.
     """
     named = facts.run.setting("trainer.model.name")
     model = Path(str(named)) if named and Path(str(named)).is_dir() else facts.run.tokenizer_directory
@@ -139,7 +139,10 @@ def updated_towards_rewards(facts: DiagnosisFacts) -> Iterator[Finding]:
         for sample, then, now in zip(samples, old, new, strict=True)
     ]
     if len(gained) >= 8 and mean_interval(gained, 3.0)[1] < 0:
-        seen = f"step {batch.step} gave samples {np.mean(gained):.2g} nats x advantage on average"
+        seen = (
+            f"step {batch.step} made samples with a positive advantage less likely: the mean of advantage x "
+            f"change of log-prob is {np.mean(gained):.2g}"
+        )
         yield facts.finding("update_against_advantages", seen, batch.step)
 
 
@@ -225,8 +228,8 @@ def rewards_learnable(facts: DiagnosisFacts) -> Iterator[Finding]:
     own = agreement(batches, moved, lambda batch: batch.rewards)
     if own.groups < _MIN_GROUPS:
         raise LookupError(
-            f"too few groups. In {own.groups} groups rewards differ in the half that is not trained on; "
-            f"{_MIN_GROUPS} are needed, of at least 4 rollouts"
+            f"rewards differ in the held-out half of only {own.groups} groups; this test needs {_MIN_GROUPS} "
+            "such groups of at least 4 rollouts"
         )
     yield from _remove_largest_component(facts, batches, moved)
     if own.mean <= 3 * own.error:

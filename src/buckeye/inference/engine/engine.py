@@ -68,7 +68,7 @@ class Engine:
     # --- any thread ---
 
     def submit(self, sequences: Iterable[Sequence]) -> None:
-        """Queue sequences together and in order: they are admitted together.
+        """Append sequences to the queue, in order and without others between them.
 
         Each prompt has at least one token and is shorter than the context.
         """

@@ -46,8 +46,9 @@ class PrefixCache:
     """Ended sequences whose keys and values are kept in spare cache slots.
 
     A prompt that begins with all tokens of an ended sequence, such as the next turn of a conversation, reuses
-    the keys and values of that sequence. A prompt never reuses only a part of a sequence, so its result does
-    not depend on other conversations. If all slots are used, the oldest sequence is replaced.
+    the keys and values of that sequence. A prompt never reuses a part of a sequence, so another
+    conversation with the same first tokens cannot change its result. If all slots are used, the oldest
+    sequence is replaced.
     """
 
     def __init__(self, slots: range) -> None:

@@ -152,7 +152,8 @@ class WeightUpdate:
     async def rpc(self, service: Service, request: Request) -> Response:
         """Return the state of the server process and its weights (method `buckeye_weights`).
 
-        The optional argument is a weights directory. The reply then has the checksum in its manifest.
+        The optional argument is a weights directory. With it, the reply also has the checksum from its
+        manifest file.
         """
         body = parse_request(await read_body(request), RpcRequest)
         if body.method != "buckeye_weights":
@@ -276,7 +277,7 @@ def _open_weights(service: Service, path: str) -> tuple[ModelWeights | Checkpoin
         try:
             prepared = _prepare(service, directory)
         finally:
-            manifest = verified.result()  # damaged files explain all other errors
+            manifest = verified.result()  # raise its error, if any, instead of an error of `_prepare`
     return prepared, manifest
 
 

@@ -45,8 +45,8 @@ _CHUNK_ELEMENTS = 2**18  # number of weights that fit the cache of a processor
 class RoundingMonitor:
     """Comparison of trained weights with published weights.
 
-    It is due every `interval` steps, and before the first interval after steps 1, 2, 4, ... `store` rounds a
-    parameter as for publishing. The model must not be sharded, and not have an adapter.
+    A comparison is due after every `interval` steps, and after the steps 1, 2, 4, 8, ... below `interval`.
+    `store` rounds a parameter as for publishing. The model must not be sharded, and not have an adapter.
     """
 
     def __init__(self, policy: PolicyNetwork, store: RoundFunction, *, interval: int) -> None:
@@ -154,7 +154,7 @@ def make_canary(policy: PolicyNetwork, stored: torch.dtype = torch.float32) -> C
 def round_tensors(
     tensors: Mapping[str, Tensor], dtype: torch.dtype, *, stochastic: bool, seed: int
 ) -> dict[str, Tensor]:
-    """Return the tensors as `dtype`, rounded to nearest, or stochastically to bfloat16 if `stochastic`.
+    """Return the tensors as `dtype`, rounded to nearest. With `stochastic`, round to bfloat16 stochastically.
 
     Integer tensors stay unchanged. A tensor that has two names is rounded once.
 

@@ -82,7 +82,7 @@ class WorkerSide:
         self._loop.call_later(_LOOP_PULSE, self._pulse)
 
     def _end_fork(self) -> None:
-        """End this process, a fork of the worker, when it returns to the event loop."""
+        """End a forked child of the worker when the child returns to the event loop."""
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon(os._exit, 0)
 

@@ -12,9 +12,9 @@ _ENOUGH = 40
 
 
 def weights_do_not_arrive(facts: DiagnosisFacts) -> Result:
-    """Find engines without the new weights, from tokens that recur after equal text.
+    """Find engines without the new weights, from tokens that were sampled again after the same text.
 
-    The trainer's log-probs of these tokens moved. The sampler's did not, not as much, or not on all engines.
+    The trainer's log-probs of these tokens changed. The sampler's changed less, or only on some engines.
     """
     sampler, trainer, sample = facts.tokens.changes
     first = facts.tokens.initial_logprob_gap()
@@ -30,8 +30,9 @@ def weights_do_not_arrive(facts: DiagnosisFacts) -> Result:
     exact_low, exact_high = share_interval(int(exact.sum()), len(exact), 2.0)
     low, high = slope_interval(trainer, sampler)
     seen = (
-        f"{measured}: its log-probs of the same tokens after the same text moved by {rms(trainer):.3f} nats, "
-        f"the sampler's by {rms(sampler):.3f}, and {stale.mean():.0%} of them did not move"
+        f"{measured}: after the same text, the trainer's log-probs of these tokens moved by "
+        f"{rms(trainer):.3f} nats, the sampler's by {rms(sampler):.3f}; {stale.mean():.0%} of the sampler's "
+        "did not move"
     )
     if share_interval(int(stale.sum()), len(stale), 2.0)[0] > 0.6:
         return facts.finding("stale_weights", seen, confidence="sure")
