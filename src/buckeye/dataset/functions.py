@@ -79,7 +79,7 @@ class FunctionReward:
         self._code = getattr(inspect.unwrap(function), "__code__", None)
         self._where = location_of_code(self._code)
         self._answer_column = columns.answer
-        known = [*columns.others, _ANSWER] if columns.answer is not None else columns.others
+        known = dict.fromkeys([*columns.others, _ANSWER] if columns.answer is not None else columns.others)
         parameters = self._parameters(known)
         names = [p.name for p in parameters if p.kind is not p.VAR_KEYWORD]
         self._takes_all = len(names) < len(parameters)
