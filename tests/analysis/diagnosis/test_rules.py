@@ -80,6 +80,23 @@ def of_shared_state(line):
     return {**line, "turns": 2, "messages": messages, "text": [" ".join(contents)]}
 
 
+def of_old_state(line):
+    """Add turns whose observations are those of the turn before."""
+    asked = line["messages"][0]["content"]
+    contents = [asked, "go", asked, "go", f"task {line['group'] + 100}", "go"]
+    roles = ["user", "assistant"] * 3
+    messages = [{"role": role, "content": text} for role, text in zip(roles, contents, strict=True)]
+    return {**line, "turns": 3, "messages": messages, "text": [" ".join(contents)]}
+
+
+def of_two_components(line):
+    """Add a component that falls by half in each step, and one that rises."""
+    step = line["group"] // 8
+    components = {"right": 0.5**step, "detail": step + 0.1 * line["messages"][-1]["content"].count("a")}
+    reward = sum(components.values())
+    return {**line, "components": components, "reward": reward, "shaped_reward": reward}
+
+
 def rising(step):
     """Return metrics of a reward that rises from 0.2 to 0.8 in 14 steps."""
     reward = 0.2 + 0.6 * step / 13
@@ -92,6 +109,8 @@ PLANTED = {
     "wrong_end_token": Made(line=ended("<|im_end|>")),
     "turn_limit": Made(reward=lambda word, task, rng: 0.0, line=ended("", "max_turns")),
     "cut_prompts": Made(asked=lambda task: f"Task {task + 10 ** (task % 7)} spell letters"[:18]),
+    "stale_observations": Made(line=of_old_state),
+    "rewards_unlearned": Made(reward=last_letter, steps=24),
     "shaping_outweighs": Made(line=shaped_by_length),
     "unrepeatable_observations": Made(line=of_shared_state, reward=last_letter, steps=24),
     "prompt_incomplete": Made(asked=lambda task: "say", reward=last_letter, steps=24, evaluated=(0, 1, 2)),
@@ -208,6 +227,11 @@ def test_held_out_kinds_that_training_lacks_are_named(tmp_path, kinds):
     assert ("narrow_tasks" in named(run)) == (kinds == 1)
 
 
+def test_a_component_that_is_lost_is_named(tmp_path):
+    found = named(with_metrics(make(tmp_path / "run", replace(FLAT, line=of_two_components)), rising))
+    assert found[0] == "component_outweighed"
+
+
 @pytest.mark.parametrize("tasks", [2, 30])
 def test_few_tasks_are_named_if_the_evaluation_does_not_follow(tmp_path, tasks):
     run = with_metrics(make(tmp_path / "run", replace(FLAT, tasks=tasks)), rising)
@@ -239,7 +263,7 @@ def test_a_run_that_is_right_is_not_accused(tmp_path, seed):
     for name, one in {
         "usual": usual,
         "asynchronous": replace(usual, level=1),
-        "bfloat16 engine": replace(usual, noise=0.02, settings={"trainer": {"model": {"dtype": "bfloat16"}}}),
+        "bfloat16 engine": replace(usual, noise=0.02, dtype="bfloat16"),
     }.items():
         assert (name, named(make(tmp_path / name, one))) == (name, [])
 
@@ -259,10 +283,10 @@ def test_a_notebook_shows_the_chain(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("noise", [1e-6, 1e-4, 0.02])
 def test_hundreds_of_runs_that_are_right_are_not_accused(tmp_path, noise):
-    dtype = {"trainer": {"model": {"dtype": "float32" if noise < 0.01 else "bfloat16"}}}
+    dtype = "float32" if noise < 0.01 else "bfloat16"
     for seed in range(150):
         one = Made(seed=seed, noise=noise, level=seed % 3, size=2 + seed % 7, drift=0.02 * (1 + seed % 4))
-        assert (seed, named(make(tmp_path / str(seed), replace(one, settings=dtype)))) == (seed, [])
+        assert (seed, named(make(tmp_path / str(seed), replace(one, dtype=dtype)))) == (seed, [])
 
 
 @pytest.mark.slow

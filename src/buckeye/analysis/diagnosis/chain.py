@@ -43,6 +43,7 @@ _BY_ELIMINATION: Sequence[tuple[str, Check]] = (
     ("tasks", tasks.incomplete_prompts),
     ("tasks", tasks.unused_prompts),
     ("environment", environment.unrepeatable_observations),
+    ("reward", reward.unlearned_rewards),
 )
 """Checks, with their links, whose findings are causes only if no other link is broken.
 
@@ -111,9 +112,15 @@ def examine(facts: DiagnosisFacts) -> tuple[dict[str, LinkReport], dict[str, str
         if finding.name != "untrained":  # the link `model` measures it with the engine's mismatch
             reports[link_of(facts, finding, is_in_sync=reports["sync"].state != "broken")].add(finding)
     causes = {report.broken_by.name for report in reports.values() if report.broken_by is not None}
-    for name, check in _BY_ELIMINATION:
-        if causes <= {"collapsed", "endless"} and isinstance(found := check(facts), Finding):
-            reports[name].add(found)
+    if causes <= {"collapsed", "endless"}:
+        found = ((name, check(facts)) for name, check in _BY_ELIMINATION)
+        first = next(((name, one) for name, one in found if isinstance(one, Finding)), None)
+        if first is not None:
+            reports[first[0]].add(first[1])
+            causes.add(first[1].name)
+    if causes:  # `no_rise` has no other explanation
+        outcomes = reports["outcome"]
+        outcomes.findings = [finding for finding in outcomes.findings if finding.name != "no_rise"]
     return reports, failed
 
 

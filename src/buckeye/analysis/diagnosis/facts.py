@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+from tokenizers import Tokenizer
 
 from buckeye.analysis.diagnosis.statistics import is_below, rms, share_interval
 from buckeye.analysis.diagnosis.token_facts import TokenFacts, token_facts
@@ -24,6 +25,7 @@ from buckeye.runs import Run
 from buckeye.runs.trained_step import TrainedStep
 from buckeye.transport.batches import Sample
 
+_MOST_TEXTS = 40
 _MOST_STEPS = 14
 """Maximum number of kept batches with tokens to inspect: the first, the last, and some between."""
 _DTYPES = {"float32": 1e-3, "bfloat16": 0.1, "float16": 0.03}
@@ -32,6 +34,10 @@ _EARLY = 3  # steps
 
 _TRAINED = "split = 'train' AND retried = 0 AND reward IS NOT NULL AND step <= {until}"
 _EVALUATED = "split = 'eval' AND reward IS NOT NULL AND step <= {until}"
+LONG = 20  # steps
+"""Number of steps after which a run should have learned something."""
+LEAST_TRAINED = 0.7
+"""Least share of the sampled tokens in the loss mask."""
 RECENT = 10
 """Number of the last steps that describe the present state of a run."""
 
@@ -65,6 +71,11 @@ class DiagnosisFacts:
     def early(self) -> int:
         """Last of the first steps. An update cannot cause a fault there."""
         return self.batch_steps[:_EARLY][-1].number if self.batch_steps else 0
+
+    @cached_property
+    def first_third(self) -> int:
+        """Last of the first third of the steps. Later steps may be consequences of a fault."""
+        return max(self.early, self.last // 3)
 
     @cached_property
     def has_risen(self) -> bool:
@@ -184,8 +195,45 @@ class DiagnosisFacts:
 
     @cached_property
     def is_mask_misplaced(self) -> bool:
-        """True if the loss mask is misplaced, so that it does not separate prompts from replies."""
-        return self.tokens.is_misplaced(self.rounding_tolerance)
+        """True if the loss mask does not separate prompts from replies: it is misplaced, or lacks tokens."""
+        return self.tokens.is_misplaced(self.rounding_tolerance) or self.trained_share < LEAST_TRAINED
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer | None:
+        """Tokenizer of the run; None if it cannot be read."""
+        folder = self.run.tokenizer_directory
+        try:
+            return None if folder is None else Tokenizer.from_file(str(folder / "tokenizer.json"))
+        except Exception:  # the library raises no narrower class
+            return None
+
+    @cached_property
+    def recorded_share(self) -> float:
+        """Number of recorded tokens of some complete replies, relative to the tokens of their texts."""
+        rows = self.query(
+            "SELECT path, at, bytes, grp, number, completion_tokens FROM rollouts WHERE {trained} "
+            "AND turns = 1 AND NOT truncated AND NOT cut ORDER BY step LIMIT ?",
+            _MOST_TEXTS,
+        )
+        rollouts = [self.run.text_at(*row[:5]) for row in rows] if self.tokenizer is not None else []
+        texts = [str(one.messages[-1].get("content")) for one in rollouts if one is not None and one.messages]
+        if self.tokenizer is None or len(texts) < len(rows):
+            return 1.0
+        encoded = sum(
+            len(encoding.ids) for encoding in self.tokenizer.encode_batch(texts, add_special_tokens=False)
+        )
+        return sum(row[5] or 0 for row in rows) / encoded if encoded else 1.0
+
+    @cached_property
+    def trained_share(self) -> float:
+        """Share of the sampled tokens of complete replies in the loss mask; 1 without such replies."""
+        trained, sampled = 0, dict[Place, int]()
+        for place, sample, (is_incomplete, count) in self.samples("truncated OR cut, completion_tokens"):
+            if not is_incomplete:
+                trained += int(sample.loss_mask.sum())
+                sampled[place] = count
+        count = sum(sampled.values())
+        return min(1.0, self.recorded_share) * (trained / count if count else 1.0)
 
     @cached_property
     def measured_tolerance(self) -> float:

@@ -95,6 +95,38 @@ def observations(facts: DiagnosisFacts) -> Result:
     return f"{texts['']} of {count} observations empty, {missing} missing in the model's text, {alike} equal"
 
 
+def stale_observations(facts: DiagnosisFacts) -> Result:
+    """Find a second observation that repeats what distinguishes the first one, though later ones change.
+
+    Words that distinguish prompts are those that some first prompts have, but not all.
+    """
+    observed = list[list[set[str]]]()
+    for place in facts.query(
+        "SELECT path, at, bytes, grp, number FROM rollouts WHERE {trained} AND turns > 2 "
+        "ORDER BY step, grp, number LIMIT ?",
+        _COMPARED,
+    ):
+        rollout = facts.run.text_at(*place)
+        messages = rollout.messages if rollout is not None else ()
+        texts = [
+            str(one.get("content")) for one in messages if one.get("role") not in ("assistant", "system")
+        ]
+        observed.append([set(text.split()) for text in texts])
+    observed = [words for words in observed if len(words) > 2]
+    if len(observed) < _MIN_OBSERVATIONS:
+        return None
+    firsts = [words[0] for words in observed]
+    varied = set[str]().union(*firsts) - set[str].intersection(*firsts)
+    repeats, changes = (
+        sum((words[at] & varied == words[at + 1] & varied) is equal for words in observed)
+        for at, equal in ((0, True), (1, False))
+    )
+    measured = f"{repeats} of {len(observed)} second observations repeat the first"
+    if not varied or repeats < 0.98 * len(observed) or changes < 0.2 * len(observed):
+        return measured
+    return facts.finding("stale_observations", f"{measured}, and {changes} third ones change", facts.early)
+
+
 def turn_limit(facts: DiagnosisFacts) -> Result:
     """Find rollouts that all end at their limit of turns, and none with a reward."""
     rows = facts.query("SELECT stop_reason, reward FROM rollouts WHERE {trained}")
@@ -134,4 +166,4 @@ def unrepeatable_observations(facts: DiagnosisFacts) -> Result:
     return facts.finding("unrepeatable_observations", measured, facts.early)
 
 
-CHECKS = (failing_rollouts, slow_environment, observations, turn_limit)
+CHECKS = (failing_rollouts, slow_environment, observations, stale_observations, turn_limit)

@@ -8,7 +8,7 @@ from operator import itemgetter
 
 import numpy as np
 
-from buckeye.analysis.diagnosis.facts import DiagnosisFacts, Place, Result
+from buckeye.analysis.diagnosis.facts import LEAST_TRAINED, DiagnosisFacts, Place, Result
 from buckeye.analysis.diagnosis.statistics import SURE, mean_interval, rms, share_interval, slope_interval
 
 _MIN_TOKENS = 40
@@ -102,6 +102,9 @@ def misplaced_advantages(facts: DiagnosisFacts) -> Result:
 
 def untrained_tokens(facts: DiagnosisFacts) -> Result:
     """Find sampled tokens that are missing in the loss mask: the end of replies, or many of them."""
+    if facts.recorded_share < LEAST_TRAINED:
+        seen = f"only {facts.recorded_share:.0%} of the tokens of complete replies are recorded and trained"
+        return facts.finding("tokens_not_trained", seen, facts.early, confidence="sure")
     sampled, trained = dict[Place, tuple[int, int]](), Counter[Place]()
     for place, sample, (is_incomplete, *row) in facts.samples("truncated OR cut, completion_tokens, turns"):
         if not is_incomplete:
@@ -116,7 +119,7 @@ def untrained_tokens(facts: DiagnosisFacts) -> Result:
         return facts.finding("end_not_trained", seen, *without_end[0], confidence="sure")
     share = sum(trained[place] for place in ended) / max(1, sum(sampled[place][0] for place in ended))
     measured = f"{share:.0%} of the sampled tokens of complete replies are trained (at least 70 %)"
-    return measured if share >= 0.7 else facts.finding("tokens_not_trained", measured, ended[-1][0])
+    return measured if share >= LEAST_TRAINED else facts.finding("tokens_not_trained", measured, ended[-1][0])
 
 
 def kl_of_the_wrong_sign(facts: DiagnosisFacts) -> Result:

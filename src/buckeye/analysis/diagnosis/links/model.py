@@ -6,8 +6,6 @@ import re
 from collections import Counter, defaultdict
 from itertools import takewhile
 
-from tokenizers import Tokenizer
-
 from buckeye.analysis.diagnosis.facts import DiagnosisFacts, Result
 from buckeye.analysis.diagnosis.prompts import prompt_tokens
 from buckeye.inference.render.template_files import read_template
@@ -27,7 +25,8 @@ def first_replies(facts: DiagnosisFacts) -> Result:
     """Find first replies of random tokens, or always the same reply, though the engine is right."""
     logprob, alike = (facts.early_mean(f"orchestrator/{name}") for name in ("logprob/mean", "batch/alike"))
     temperature = float(facts.run.setting("orchestrator.sampling.temperature") or 1.0)
-    if logprob is None or (facts.early_mean("trainer/mismatch_kl_fresh") or 0.0) > _MOST_MISMATCH:
+    mismatch = facts.early_mean("trainer/mismatch_kl_fresh") or 0.0
+    if logprob is None or mismatch > _MOST_MISMATCH or facts.is_mask_misplaced:
         return None
     measured, step = f"first replies have {logprob:.2f} nats a token", facts.batch_steps[0].number
     if logprob <= RANDOM_LOGPROB and temperature < HIGH_TEMPERATURE and not facts.has_risen:
@@ -42,12 +41,11 @@ def first_replies(facts: DiagnosisFacts) -> Result:
 
 def no_assistant_header(facts: DiagnosisFacts) -> Result:
     """Find prompts without the assistant header of the chat template."""
-    model = facts.run.tokenizer_directory
-    if model is None or not facts.batches or facts.is_mask_misplaced:
+    model, tokenizer = facts.run.tokenizer_directory, facts.tokenizer
+    if model is None or tokenizer is None or not facts.batches or facts.is_mask_misplaced:
         return None
     try:
         template = read_template(model)
-        tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
     except Exception:  # the library raises no narrower class
         return None
     header = (template.header or "").strip() if template is not None else ""

@@ -93,11 +93,14 @@ def training_without_transfer(facts: DiagnosisFacts) -> Result:
         float(np.mean(rewards[-third:]) - np.mean(rewards[:early])),
     )
     low, high = mean_interval(evaluations[-1], 2.0)
+    begin, end = mean_interval(evaluations[0], 2.0)
+    error = float(np.hypot(high - low, end - begin)) / 2
     measured = (
         f"training gained {gained:.2f}, the held-out tasks {np.mean(evaluations[-1]) - first:.2f} "
         f"({low:.2f} to {high:.2f} now, {first:.2f} at the start)"
     )
-    if not is_below(rewards[:early], rewards[-third:], 2.0) or first + 0.3 * gained < high:
+    follows = float(np.mean(evaluations[-1])) + error > first + 0.3 * gained
+    if not is_below(rewards[:early], rewards[-third:], 2.0) or follows:
         return measured
     return facts.finding("no_transfer", measured)
 

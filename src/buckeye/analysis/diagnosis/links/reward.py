@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from buckeye.analysis.diagnosis.facts import RECENT, DiagnosisFacts, Place, Result
+from buckeye.analysis.diagnosis.facts import LONG, RECENT, DiagnosisFacts, Place, Result
 from buckeye.analysis.diagnosis.prompts import token_features
 from buckeye.analysis.diagnosis.statistics import centered, cross_validated_fit, is_below, share_interval
 from buckeye.monitor.finding import Finding
@@ -25,6 +25,8 @@ _FOLDS = 4
 _LEAST_SPREAD = 0.1
 _USEFUL_GROUPS = 100
 _MOST_ALIKE = 0.3
+_MOST_UNEXPLAINED = 0.02
+_OFTEN = 0.3
 _SCORE = re.compile(r"score|acc|correct|exact|success|solv|win|pass|match|grade", re.IGNORECASE)
 
 
@@ -146,7 +148,7 @@ def shaping_outweighs(facts: DiagnosisFacts) -> Result:
     rows = facts.query(
         "SELECT shaped_reward - reward, reward, step * 1000003 + grp FROM rollouts WHERE {trained} "
         "AND shaped_reward IS NOT NULL AND step <= ? LIMIT 20000",
-        max(facts.early, facts.last // 3),
+        facts.first_third,
     )
     shaping, reward, groups = np.array(rows, float).reshape(-1, 3).T
     if len(rows) < 40 or np.abs(shaping).max() < _EQUAL:
@@ -205,6 +207,49 @@ def _against_evaluation(facts: DiagnosisFacts) -> Finding | None:
     return facts.finding("reward_sign", f"the training reward rises, and the evaluation falls {change}")
 
 
+def component_outweighed(facts: DiagnosisFacts) -> Result:
+    """Find a rewarded component that falls below a third of its first mean while the reward rises.
+
+    The weights of the components are those of a least-squares fit of the rewards.
+    """
+    rows = facts.query(
+        "SELECT step, reward, components FROM rollouts WHERE {trained} AND components IS NOT NULL "
+        "AND (step <= ? OR step > ?)",
+        facts.early,
+        facts.last - RECENT,
+    )
+    scores = [json.loads(row[2] or "{}") for row in rows]
+    names = sorted(set[str]().union(*scores))
+    if not facts.has_risen or len(rows) < 40 or len(names) < 2:
+        return None
+    table = np.array([[score.get(name, 0.0) for name in names] for score in scores], float)
+    steps, rewards = np.array([row[:2] for row in rows], float).T
+    weights, *_ = np.linalg.lstsq(table, rewards, rcond=None)
+    if float(np.var(rewards - table @ weights)) > _MOST_UNEXPLAINED * float(np.var(rewards)):
+        return None
+    first, last = table[steps <= facts.early], table[steps > facts.early]
+    for column in np.flatnonzero(weights > _EQUAL):
+        before, after = first[:, column], last[:, column]
+        if is_below(after, before) and after.mean() < before.mean() / 3:
+            seen = f"`{names[column]}` falls from {before.mean():.2f} to {after.mean():.2f}"
+            return facts.finding("component_outweighed", f"{seen}, and the reward rises")
+    return f"{len(names)} components make up the reward, and none of them is lost"
+
+
+def unlearned_rewards(facts: DiagnosisFacts) -> Result:
+    """Find a long run that does not learn, though rewards differ within its groups.
+
+    This is evidence only if no other link is broken, so it is not in `CHECKS`.
+    """
+    spread = facts.values("orchestrator/batch/with_spread").values()
+    if facts.outcome is None or not facts.outcome.is_flat or facts.outcome.steps < LONG:
+        return None
+    if np.mean([*spread]) < _OFTEN:
+        return None
+    seen = f"rewards differ in {np.mean([*spread]):.0%} of the groups, and {facts.outcome}"
+    return facts.finding("rewards_unlearned", seen)
+
+
 def rare_rewards(facts: DiagnosisFacts) -> Result:
     """Find groups too small for rewards that are rare.
 
@@ -220,12 +265,14 @@ def rare_rewards(facts: DiagnosisFacts) -> Result:
         return None
     useful, count = float((spread * groups).sum()), max(1.0, float(groups.sum()))
     share, size, per_step = useful / count, float(rollouts.sum()) / count, useful / len(batches)
+    third = max(3, len(batches) // 3)
+    at_first = float((spread * groups)[:third].sum()) / max(1.0, float(groups[:third].sum()))
     measured = f"{share:.1%} of the groups have differing rewards, {per_step:.1f} a step"
     ((paid,),) = facts.query(
         "SELECT coalesce(avg(reward > low + 1e-6), 0.0) FROM rollouts, "
         "(SELECT min(reward) low FROM rollouts WHERE {trained}) WHERE {trained}"
     )
-    is_rare = share < _LEAST_SPREAD and 0.0 < paid < 0.5 and size > 1.0 and groups.sum() >= 30
+    is_rare = max(share, at_first) < _LEAST_SPREAD and 0.0 < paid < 0.5 and size > 1.0 and groups.sum() >= 30
     if not is_rare or facts.has_risen:
         return f"{measured} (at least {_LEAST_SPREAD:.0%})"
     needed = math.ceil(_USEFUL_GROUPS / per_step) if per_step else math.inf
@@ -241,7 +288,9 @@ def one_environment_dominates(facts: DiagnosisFacts) -> Result:
     """Find an environment whose rewards are so large that the others have no share of the advantages."""
     rows = facts.query(
         "SELECT env, sum(abs(advantage)), count(*), avg(reward * reward) > avg(reward) * avg(reward) "
-        "FROM rollouts WHERE {trained} AND dropped IS NULL AND advantage IS NOT NULL GROUP BY env"
+        "FROM rollouts WHERE {trained} AND dropped IS NULL AND advantage IS NOT NULL AND step <= ? "
+        "GROUP BY env",
+        facts.first_third,
     )
     total, count = sum(row[1] for row in rows), sum(row[2] for row in rows)
     if len(rows) < 2 or count < 40 or total <= 0.0:
@@ -261,6 +310,7 @@ CHECKS = (
     grader_disagrees,
     grader_never_pays,
     shaping_outweighs,
+    component_outweighed,
     reward_sign,
     one_environment_dominates,
     rare_rewards,

@@ -8,7 +8,7 @@ from itertools import chain, pairwise, takewhile
 import numpy as np
 import numpy.typing as npt
 
-from buckeye.analysis.diagnosis.facts import RECENT, DiagnosisFacts, Result
+from buckeye.analysis.diagnosis.facts import LONG, RECENT, DiagnosisFacts, Result
 from buckeye.analysis.diagnosis.prompts import prompt_tokens, token_features
 from buckeye.analysis.diagnosis.statistics import centered, explained_by_window, is_below, share_interval
 from buckeye.monitor.rollouts import RecordedRollout
@@ -19,7 +19,6 @@ _MOST_DRIFT = 0.15
 _MIN_GROUPS = 24
 _MIN_PROMPTS = 10
 _PROMPTS = 100
-_LONG = 20  # steps
 _MOST_REPEATS = 20
 
 
@@ -97,7 +96,7 @@ def drift(facts: DiagnosisFacts) -> Result:
         first.setdefault((step, group), sample)
     steps = [step for step, _ in first]
     features = np.array([token_features(prompt_tokens(sample)) for sample in first.values()])
-    if len(steps) < _MIN_GROUPS or len(set(steps)) < 4:
+    if len(steps) < _MIN_GROUPS or len(set(steps)) < 4 or facts.is_mask_misplaced:
         return None
     share, is_significant = explained_by_window(np.array(steps), features)
     measured = f"{max(0.0, share):.2f} of the variance of the prompts lies between batches"
@@ -241,7 +240,7 @@ def unused_prompts(facts: DiagnosisFacts) -> Result:
     evidence only if no other link is broken, so it is not in `CHECKS`.
     """
     outcome, spread = facts.outcome, facts.values("orchestrator/batch/with_spread").values()
-    if outcome is None or not outcome.is_flat or outcome.steps < _LONG or np.mean([*spread]) < 0.3:
+    if outcome is None or not outcome.is_flat or outcome.steps < LONG or np.mean([*spread]) < 0.3:
         return None
     steps, groups, features = list[int](), list[int](), list[npt.NDArray[np.float64]]()
     rewards = defaultdict[bytes, dict[str, float]](dict)
