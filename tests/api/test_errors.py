@@ -21,6 +21,7 @@ from buckeye.errors import UsageError
         ("add `--seq-len 2048`", "add `seq_len=2048`"),
         ("a -- b, x--y", "a -- b, x--y"),
         ("run `buckeye eval --model m`\n  buckeye rl @ a --resume", None),
+        ("buckeye rl resume out --max-steps N", "buckeye.open_run('out').resume(max_steps=N)"),
         ("resume it\n  buckeye rl resume 'my run'", "resume it\n  buckeye.open_run('my run').resume()"),
     ],
 )

@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+from contextlib import nullcontext
 
 import psutil
 import pytest
@@ -13,6 +14,7 @@ import pytest
 from buckeye.cli.main import main
 from buckeye.config.load import load_config
 from buckeye.config.rl import RLConfig
+from buckeye.errors import UsageError
 from buckeye.launch.changed_settings import changed_settings
 from buckeye.run_files.directory import attempt_logs, link_log, lock_directory
 from buckeye.run_files.events import read_events
@@ -150,6 +152,15 @@ def test_stop_refuses_a_run_of_another_machine(rl, start, tmp_path, wording):
     code, _, err = rl("resume", "one")
     assert code == 2
     assert err == wording
+
+
+@pytest.mark.parametrize(
+    ("flags", "is_refused"), [("", True), ("--trainer.optim.lr 1e-3", True), ("--max-steps 12", False)]
+)
+def test_a_finished_run_is_resumed_only_with_more_steps(tmp_path, flags, is_refused):
+    run = made_run(tmp_path / "one", state="finished", checkpoints=(5,), arguments=("@", "run.toml"))
+    with pytest.raises(UsageError) if is_refused else nullcontext():
+        assert continuation(run, flags.split()).arguments[-2:] == flags.split()
 
 
 def test_resume_prints_and_runs_the_command_of_the_run(rl, start, tmp_path, wording):

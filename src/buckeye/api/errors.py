@@ -14,16 +14,16 @@ from buckeye.errors import DEBUG_VARIABLE, BuckeyeError
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_RESUME = re.compile(r"buckeye rl resume ('[^']+'|[^\s`]+)")
+_RESUME = re.compile(r"buckeye rl resume ('[^']+'|[^\s`]+)((?: --[a-z][\w-]* [^\s`]+)*)")
 _FLAG = re.compile(
-    r"(?P<command>`(?:buckeye|rl|uv|pip) [^`]*`|^ +(?:buckeye|rl|uv|pip) .*$)"  # has flags that stay
+    r"(?P<command>`(?:buckeye|rl|uv|pip) [^`]*`|^ +(?:buckeye|rl|uv|pip) .*$)"  # its flags stay
     r"|(?<![\w-])--(?P<name>[a-z][\w.-]*)(?:[ =](?P<value>[^\s:`]+(?=:\s|`)))?",
     re.MULTILINE,
 )
 
 
 def with_python_errors(function: Callable[P, T]) -> Callable[P, T]:
-    """Make errors of a function name keywords, and end their traceback at its call.
+    """Wrap a function: its errors name keywords instead of flags, and their traceback ends at its call.
 
     With BUCKEYE_DEBUG=1 the whole traceback is printed too.
     """
@@ -59,5 +59,6 @@ def _keyword(flag: re.Match[str]) -> str:
 
 
 def _resume_call(command: re.Match[str]) -> str:
-    run = command[1].strip("'")
-    return f"buckeye.open_run({run!r}).resume()"
+    run, flags = command[1].strip("'"), command[2].split(" --")[1:]
+    keywords = ", ".join(flag.replace("-", "_").replace(" ", "=") for flag in flags)
+    return f"buckeye.open_run({run!r}).resume({keywords})"

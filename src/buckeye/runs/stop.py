@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import shlex
 import signal
 import time
@@ -92,11 +93,15 @@ def stop_run(
     return StopResult(state=state, was_running=bool(left), checkpoint_step=newest_step(output_dir))
 
 
+_MORE_STEPS = re.compile(r"^--.*(max|resume)[-_]steps?\b")
+"""Flags that give a finished run more steps to train."""
+
+
 def continuation(output_dir: Path, extra: Sequence[str]) -> Continuation:
     """Return the arguments that resume a run from its newest checkpoint, or restart it if it has none.
 
     These are the arguments of its last start plus the `extra` flags. Raise `UsageError` if the run is active,
-    if it is finished and `extra` is empty, or if its settings have changed.
+    if it is finished and `extra` leaves no steps to train, or if its settings have changed.
     """
     record = read_record(output_dir)
     state = record.actual_state()
@@ -108,7 +113,7 @@ def continuation(output_dir: Path, extra: Sequence[str]) -> Continuation:
             code="BK-RUN-ACTIVE",
             hint=_if_it_ended(record) if record.elsewhere else progress,
         )
-    if state == "finished" and not extra:
+    if state == "finished" and not any(_MORE_STEPS.search(flag) for flag in extra):
         raise UsageError(
             f"{output_dir} has finished all of its {record.max_steps} steps",
             code="BK-CLI-MISSING",
