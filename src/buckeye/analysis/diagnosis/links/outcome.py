@@ -37,7 +37,7 @@ def evaluated_otherwise(facts: DiagnosisFacts) -> Result:
     train, evaluated = _system_prompt(facts, "train"), _system_prompt(facts, "eval")
     if train is not None and evaluated is not None and train != evaluated:
         differences.insert(0, f"system prompt {evaluated[:80]!r} in evaluation, {train[:80]!r} in training")
-    elif not differences or not facts.evaluation_lags:
+    elif not differences or not (facts.evaluation_lags or facts.is_memorizing):
         return f"{len(differences)} differences between the conditions of evaluation and training"
     return facts.finding("evaluated_otherwise", f"Evaluation and training differ: {'; '.join(differences)}")
 

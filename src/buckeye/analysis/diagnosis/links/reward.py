@@ -27,6 +27,8 @@ _USEFUL_GROUPS = 100
 _MOST_ALIKE = 0.3
 _MOST_UNEXPLAINED = 0.02
 _OFTEN = 0.3
+_EQUAL_SPREAD = 0.99
+"""Shaping that cancels the rewards differs exactly as much as they do."""
 _SCORE = re.compile(r"score|acc|correct|exact|success|solv|win|pass|match|grade", re.IGNORECASE)
 
 
@@ -155,7 +157,9 @@ def shaping_outweighs(facts: DiagnosisFacts) -> Result:
         return None
     ratio = float(centered(shaping, groups).std() / max(_EQUAL, centered(reward, groups).std()))
     measured = f"within groups, shaping at first differs {ratio:.2g} times as much as the rewards"
-    return f"{measured} (at most 1)" if ratio <= 1 else facts.finding("shaping_outweighs", measured)
+    return (
+        f"{measured} (at most 1)" if ratio < _EQUAL_SPREAD else facts.finding("shaping_outweighs", measured)
+    )
 
 
 def reward_sign(facts: DiagnosisFacts) -> Result:

@@ -9,14 +9,14 @@ import numpy as np
 import numpy.typing as npt
 
 from buckeye.analysis.diagnosis.facts import LONG, RECENT, DiagnosisFacts, Result
-from buckeye.analysis.diagnosis.prompts import prompt_tokens, token_features
+from buckeye.analysis.diagnosis.prompts import token_features
 from buckeye.analysis.diagnosis.statistics import centered, explained_by_window, is_below, share_interval
 from buckeye.monitor.rollouts import RecordedRollout
-from buckeye.transport.batches import Sample
 
 _EQUAL = 1e-6
 _MOST_DRIFT = 0.15
 _MIN_GROUPS = 24
+_MOST_GROUPS = 300
 _MIN_PROMPTS = 10
 _PROMPTS = 100
 _MOST_REPEATS = 20
@@ -88,17 +88,26 @@ def unsolved_environment(facts: DiagnosisFacts) -> Result:
 def drift(facts: DiagnosisFacts) -> Result:
     """Find batches whose tasks are alike, and differ from those of other batches.
 
-    The measured quantity is the adjusted R^2 of the prompts' features on the batches. In a random order it is
-    0 on average. It is compared with shuffled orders.
+    The measured quantity is the adjusted R^2 of the characters of the prompts on the batches. In a random
+    order it is 0 on average. It is compared with shuffled orders. Groups that are not trained count too,
+    because the choice of trained groups changes while the policy learns. Each environment is measured apart,
+    because the first batches have more tasks of a fast one.
     """
-    first = dict[tuple[int, int], Sample]()
-    for (step, group, _), sample, _ in facts.samples("task"):
-        first.setdefault((step, group), sample)
-    steps = [step for step, _ in first]
-    features = np.array([token_features(prompt_tokens(sample)) for sample in first.values()])
-    if len(steps) < _MIN_GROUPS or len(set(steps)) < 4 or facts.is_mask_misplaced:
+    rows = facts.query(
+        "SELECT step, path, at, bytes, grp, number, env, min(number) FROM rollouts WHERE {trained} "
+        "GROUP BY step, grp ORDER BY step, grp"
+    )
+    rows = rows[:: max(1, len(rows) // _MOST_GROUPS)]
+    rollouts = [facts.run.text_at(*row[1:6]) for row in rows]
+    known = [
+        (row[0], row[6], _prompt(one)) for row, one in zip(rows, rollouts, strict=True) if one is not None
+    ]
+    steps, envs, prompts = zip(*known, strict=True) if known else ((), (), ())
+    if len(steps) < _MIN_GROUPS or len(set(steps)) < 4:
         return None
-    share, is_significant = explained_by_window(np.array(steps), features)
+    features = np.array([token_features(np.array([*map(ord, prompt)], np.int32)) for prompt in prompts])
+    relative = [centered(column, np.array(envs)) for column in features.T]
+    share, is_significant = explained_by_window(np.array(steps), np.stack(relative, axis=1))
     measured = f"{max(0.0, share):.2f} of the variance of the prompts lies between batches"
     if not is_significant or share < _MOST_DRIFT:
         return f"{measured} (at most {_MOST_DRIFT})"
