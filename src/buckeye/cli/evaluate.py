@@ -30,6 +30,12 @@ ModelOption = Annotated[
     str,
     typer.Option(help="Directory of a model or a run, or hub name; with --base-url: its name on the server."),
 ]
+ExamplesOption = Annotated[
+    int | None, typer.Option("--examples", "-n", min=1, help="Number of tasks. Default: all.")
+]
+OutputDirOption = Annotated[
+    Path | None, typer.Option(help="Folder of the results. Default: outputs/evals/ENV-MODEL.")
+]
 
 
 def evaluate(
@@ -46,9 +52,7 @@ def evaluate(
         str | None,
         typer.Option(help="Split of tasks. Default: eval, else train; with --reward: test, else all rows."),
     ] = None,
-    examples: Annotated[
-        int | None, typer.Option("--examples", "-n", min=1, help="Number of tasks. Default: all.")
-    ] = None,
+    examples: ExamplesOption = None,
     rollouts: Annotated[int, typer.Option("--rollouts", "-r", min=1, help="Rollouts per task.")] = 1,
     temperature: Annotated[float | None, typer.Option(min=0.0, help="Temperature; 0: greedy.")] = None,
     top_p: Annotated[float | None, typer.Option(min=0.0, max=1.0, help="Nucleus sampling threshold.")] = None,
@@ -58,9 +62,7 @@ def evaluate(
     timeout: Annotated[float, typer.Option(min=0.1, help="Timeout of a rollout, in seconds.")] = 600.0,
     retries: Annotated[int, typer.Option(min=0, help="Retries of a failed rollout.")] = 1,
     pass_reward: Annotated[float, typer.Option(help="Minimum reward that counts as a pass.")] = 1.0,
-    output_dir: Annotated[
-        Path | None, typer.Option(help="Folder of the results. Default: outputs/evals/ENV-MODEL.")
-    ] = None,
+    output_dir: OutputDirOption = None,
     resume: Annotated[bool, typer.Option("--resume", help="Run the missing rollouts only.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
