@@ -106,7 +106,7 @@ class EnvironmentArguments:
         return "dataset", args | {name: value for name, value in options.items() if value is not None}
 
     def save(self, folder: Path) -> None:
-        """Write all arguments except functions and objects, so that a resume only needs these."""
+        """Write all arguments except functions and objects. A resume must pass these two again."""
         options = {
             "reward_weights": None if self.reward_weights is None else list(self.reward_weights),
             "split": self.split,

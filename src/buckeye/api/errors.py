@@ -16,16 +16,17 @@ T = TypeVar("T")
 
 _RESUME = re.compile(r"buckeye rl resume ('[^']+'|[^\s`]+)((?: --[a-z][\w-]* [^\s`]+)*)")
 _FLAG = re.compile(
-    r"(?P<command>`(?:buckeye|rl|uv|pip) [^`]*`|^ +(?:buckeye|rl|uv|pip) .*$)"  # its flags stay
+    r"(?P<command>`(?:buckeye|rl|uv|pip) [^`]*`|^ +(?:buckeye|rl|uv|pip) .*$)"  # keeps its flags
     r"|(?<![\w-])--(?P<name>[a-z][\w.-]*)(?:[ =](?P<value>[^\s:`]+(?=:\s|`)))?",
     re.MULTILINE,
 )
 
 
 def with_python_errors(function: Callable[P, T]) -> Callable[P, T]:
-    """Wrap a function: its errors name keywords instead of flags, and their traceback ends at its call.
+    """Wrap a function to adapt its errors to Python.
 
-    With BUCKEYE_DEBUG=1 the whole traceback is printed too.
+    The errors name Python keywords instead of flags. The traceback ends at the call of the function. With
+    BUCKEYE_DEBUG=1 the whole traceback is printed too.
     """
 
     @wraps(function)
@@ -33,18 +34,18 @@ def with_python_errors(function: Callable[P, T]) -> Callable[P, T]:
         try:
             return function(*args, **keywords)
         except BuckeyeError as error:
-            raise _in_python_words(error) from (error if os.environ.get(DEBUG_VARIABLE) else None)
+            raise _with_keywords(error) from (error if os.environ.get(DEBUG_VARIABLE) else None)
 
     return call
 
 
-def _in_python_words(error: BuckeyeError) -> BuckeyeError:
-    told = copy.copy(error)
-    told.message = _keywords(error.message)
-    told.at = error.at and _keywords(f"{error.at}:").removesuffix(":")
-    told.hint = error.hint and _keywords(error.hint)
-    told.args = (told.message,)
-    return told
+def _with_keywords(error: BuckeyeError) -> BuckeyeError:
+    adapted = copy.copy(error)
+    adapted.message = _keywords(error.message)
+    adapted.at = error.at and _keywords(f"{error.at}:").removesuffix(":")
+    adapted.hint = error.hint and _keywords(error.hint)
+    adapted.args = (adapted.message,)
+    return adapted
 
 
 def _keywords(text: str) -> str:

@@ -33,7 +33,10 @@ _USAGE = 2
 
 
 class RunProcess:
-    """Process of a run. This process prints its output, and shows its steps as a progress bar."""
+    """Child process that executes a run.
+
+    The calling process prints the output of the child, and shows the steps of the run as a progress bar.
+    """
 
     def __init__(self, argv: Sequence[str], *, folder: Path, variables: Mapping[str, str]) -> None:
         command = [sys.executable, "-m", __name__, str(os.getpid()), *argv]
@@ -105,7 +108,8 @@ class RunProcess:
             self._show_all(self._error_lines)
 
     def _show_all(self, lines: Sequence[str]) -> None:
-        with suppress(OSError, ValueError):  # a closed output must not stop the run, whose pipe fills up
+        # If the output is closed, continue to read from the run. Otherwise its pipe fills up and blocks it.
+        with suppress(OSError, ValueError):
             for line in lines:
                 self._show(line)
 
@@ -131,7 +135,7 @@ def _make_bar(steps: int) -> Any:
 
 
 def _stop_with(owner: int) -> None:
-    """Stop this process as Ctrl-C does when its parent, the process `owner`, has ended."""
+    """Wait until the parent process `owner` has ended. Then stop this process, as Ctrl-C would."""
     while os.getppid() == owner:
         time.sleep(_POLL_SECONDS)
     with suppress(Exception):  # the output of this process may be closed

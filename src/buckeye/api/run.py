@@ -64,8 +64,8 @@ class TrainingRun:
     def metrics(self) -> Any:
         """Return the metrics of each step: a DataFrame if pandas is installed, else a list of dicts.
 
-        A row has the records of all processes on a step, and the mean reward of its batch as `reward`. It has
-        no measurements of the weights after the last step; `evaluations` has them.
+        A row has the records of all processes on a step, and the mean reward of its batch as `reward`. The
+        final weights have no row, because no step follows them. `evaluations` may have results of them.
         """
         steps = read_run_metrics(self.path / METRICS_FILE).steps()
         return _table(
@@ -77,7 +77,8 @@ class TrainingRun:
     def evaluations(self) -> Any:
         """Return the evaluations of the run as `metrics` does: one row per evaluated version of the weights.
 
-        Row N has the weights before step N, so the last row may have those after the last step.
+        The row of step N has results measured with the weights before step N. The last row may have results
+        of the final weights.
         """
         steps = read_run_metrics(self.path / METRICS_FILE).steps()
         return _table(

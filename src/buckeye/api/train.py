@@ -52,7 +52,8 @@ def train(
         eval_dataset: the prompts to evaluate on; by default a tenth of the dataset.
         split: the split of the dataset to train on.
         prompt_column: the column with the prompts.
-        answer_column: the column with the answers, for built-in rewards and the parameter `answer`.
+        answer_column: the column with the answers. Built-in rewards compare replies with the answers. A
+            reward function receives the answer of its task as the parameter `answer`.
         output_dir: the run directory; by default a new one in `outputs/`.
         wait: return when the run has ended. If False, the run continues while this process lives.
         settings: settings of the run, with the names of the TOML keys: `max_steps=100`,
@@ -117,11 +118,12 @@ def evaluate(
         split: the split of the tasks. For a dataset: `eval` has the rows that a run holds out, and `train`
             the others. Default: the split `test` or `validation`, or else all rows.
         prompt_column: the column with the prompts.
-        answer_column: the column with the answers, for built-in rewards and the parameter `answer`.
+        answer_column: the column with the answers. Built-in rewards compare replies with the answers. A
+            reward function receives the answer of its task as the parameter `answer`.
         examples: the number of tasks; by default all.
         rollouts: the number of rollouts per task.
-        temperature: the sampling temperature; 0 is greedy. By default that of the evaluations of the run that
-            made the model, else 1.
+        temperature: the sampling temperature; 0 is greedy. The default for a model that a run trained
+            is the temperature of the run's evaluations. The default for other models is 1.
         max_tokens: the maximum number of tokens of a reply; by default that of the run.
         seed: the seed of sampling.
         max_concurrent: the maximum number of parallel rollouts.

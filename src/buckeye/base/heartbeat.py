@@ -50,9 +50,10 @@ _write_lock = threading.Lock()
 def report(doing: str, *, on: str | None = None) -> None:
     """Report the current activity of this process.
 
-    With `on`, this process waits for `doing` from a process of the kind `on`: "trainer", "orchestrator",
-    "inference", "environment", "disk" or "store". A repeated report of the same wait is not progress. Without
-    `on`, every call is progress. A call takes about a microsecond.
+    With `on`, this process is waiting. `doing` names the result that it waits for, such as "weights 3". `on`
+    names the source of the result: "trainer", "orchestrator", "inference", "environment", "disk" or "store".
+    A repeated report of the same wait is not progress. Without `on`, every call is progress. A call takes
+    about a microsecond.
     """
     global _activity
     last = _activity

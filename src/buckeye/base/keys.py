@@ -90,7 +90,7 @@ def key(name: str) -> str:
 
 
 def check_variables(env_name: str, names: Iterable[str]) -> None:
-    """Raise `UsageError` if a variable that the environment `env_name` requires is not set."""
+    """Raise `UsageError` if a variable of `names` is not set. The RL environment `env_name` requires them."""
     for name in names:
         if not key(name):
             raise UsageError(
@@ -103,8 +103,8 @@ def check_variables(env_name: str, names: Iterable[str]) -> None:
 def child_environment(environ: Mapping[str, str], *, runs_rollouts: bool) -> dict[str, str]:
     """Return the variables for a child process, without the keys that it does not need.
 
-    If the process runs rollouts, it keeps all variables except keys of Buckeye for other purposes, because
-    tasks and grading models may use keys with any name.
+    If the process runs rollouts, remove only the keys in `KEYS` that rollouts do not use. Keep all other
+    variables, because tasks and grading models may use keys with any name.
     """
     if runs_rollouts:
         return {name: value for name, value in environ.items() if name not in KEYS or name in _ROLLOUT_KEYS}

@@ -254,7 +254,8 @@ def _write_and_start(
             return start_remote(file, flags)
         return start(plan.config, ["buckeye", "rl", "@", str(file)])
     except (BuckeyeError, KeyboardInterrupt) as error:
-        if not machine.remote or isinstance(error, UsageError):  # other remote errors refer to the file
+        # Keep the file after other errors of a remote start, because their messages may name the file.
+        if not machine.remote or isinstance(error, UsageError):
             _remove_unstarted(file, new_folders)
         raise
 

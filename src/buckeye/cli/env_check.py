@@ -31,12 +31,14 @@ def env_check(
         float, typer.Option(min=1.0, help="Seconds for all rollouts. Checks that do not fit are reported.")
     ] = 60.0,
     sample: Annotated[
-        int, typer.Option(min=1, help="Maximum number of tasks of each family and split.")
+        int, typer.Option(min=1, help="Maximum number of tasks per split and `family` in the tasks' data.")
     ] = 300,
     max_content_free: Annotated[
         float,
         typer.Option(
-            min=0.0, max=1.0, help="Maximum reward above chance of a policy that ignores the question."
+            min=0.0,
+            max=1.0,
+            help="Limit for policies that ignore the question: reward minus reward of guessing.",
         ),
     ] = 0.03,
     seed: Annotated[int, typer.Option(help="Seed of the sample and of the policies.")] = 0,

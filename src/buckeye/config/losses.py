@@ -61,8 +61,9 @@ class BaseLossConfig(BaseConfig):
     kl_coef: NonNegativeFloat = 0.0
     """Weight of the KL divergence to the reference model. 0: no reference model."""
     kl_estimator: KlEstimator = "k3"
-    """Estimator of the KL divergence. k3 is correct only on policy, and its gradient is the gradient of the
-    reverse divergence. k3_weighted is k3 times the importance ratio, and is also correct off policy."""
+    """Estimator of KL(policy || reference). k3: correct value only on policy, and the gradient of
+    KL(reference || policy). k3_weighted: k3 times the importance ratio, with correct value and gradient also
+    off policy."""
     reference_model: str | None = None
     """Reference model: a directory, or a name on the Hugging Face hub. None: the initial model of the run."""
     entropy_coef: NonNegativeFloat = 0.0
@@ -103,10 +104,11 @@ class NormalizedLossConfig(BaseLossConfig):
     """Settings of every loss except the default one."""
 
     normalization: Normalization = "token"
-    """token: mean over tokens. sequence: mean over sequences of their token means. constant: sum over tokens
-    divided by a constant per sequence."""
+    """token: mean over all tokens. sequence: mean over the tokens of each sequence, then mean over sequences.
+    constant: sum over the tokens of each sequence, divided by `normalization_length`, then mean over
+    sequences."""
     normalization_length: PositiveInt | None = None
-    """Constant per sequence in tokens, for normalization = "constant". None: the trainer's seq_len."""
+    """Number of tokens that divides each sum with normalization = "constant". None: the trainer's seq_len."""
     correction: CorrectionConfig | None = None
     """Limits on the importance weights between sampler and trainer. None: no limits."""
 
@@ -137,13 +139,14 @@ class PPOLossConfig(ClippedRatioLossConfig):
 
 
 class DrGRPOLossConfig(ClippedRatioLossConfig):
-    """PPO's clipped ratio, divided by a constant: the length of a reply does not change its weight."""
+    """PPO's clipped ratio. A token has the same weight in a short reply as in a long reply."""
 
     type: Literal["dr_grpo"] = "dr_grpo"
     """Name of the loss."""
     normalization: Normalization = "constant"
-    """token: mean over tokens. sequence: mean over sequences of their token means. constant: sum over tokens
-    divided by a constant per sequence."""
+    """token: mean over all tokens. sequence: mean over the tokens of each sequence, then mean over sequences.
+    constant: sum over the tokens of each sequence, divided by `normalization_length`, then mean over
+    sequences."""
 
 
 class GSPOLossConfig(NormalizedLossConfig):
@@ -156,8 +159,9 @@ class GSPOLossConfig(NormalizedLossConfig):
     clip_high: NonNegativeFloat = 4e-4
     """Clip the ratio above 1 + clip_high."""
     normalization: Normalization = "sequence"
-    """token: mean over tokens. sequence: mean over sequences of their token means. constant: sum over tokens
-    divided by a constant per sequence."""
+    """token: mean over all tokens. sequence: mean over the tokens of each sequence, then mean over sequences.
+    constant: sum over the tokens of each sequence, divided by `normalization_length`, then mean over
+    sequences."""
 
 
 class CISPOLossConfig(NormalizedLossConfig):
@@ -183,7 +187,10 @@ class CISPOLossConfig(NormalizedLossConfig):
 
 
 class DecoupledPPOLossConfig(NormalizedLossConfig):
-    """PPO's clipping around a proximal policy, interpolated from sampler and current policy by staleness."""
+    """PPO's clipping around a policy between the sampler and the current policy.
+
+    The older the weights that sampled a token, the nearer this policy is to the current policy.
+    """
 
     type: Literal["decoupled_ppo"] = "decoupled_ppo"
     """Name of the loss."""
@@ -226,8 +233,9 @@ class GRPOLossConfig(PPOLossConfig):
     type: Literal["grpo"] = "grpo"  # type: ignore[assignment]
     """Name of the loss."""
     normalization: Normalization = "sequence"
-    """token: mean over tokens. sequence: mean over sequences of their token means. constant: sum over tokens
-    divided by a constant per sequence."""
+    """token: mean over all tokens. sequence: mean over the tokens of each sequence, then mean over sequences.
+    constant: sum over the tokens of each sequence, divided by `normalization_length`, then mean over
+    sequences."""
     kl_coef: NonNegativeFloat = 0.04
     """Weight of the KL divergence to the reference model. 0: no reference model."""
 

@@ -10,7 +10,7 @@ _NONE = {"const": "None", "description": "None, in TOML."}
 
 
 def json_schema(model: type[BaseConfig]) -> dict[str, Any]:
-    """Return the JSON Schema (draft 2020-12) of a file for `@ FILE`.
+    """Return the JSON Schema (draft 2020-12) of a configuration file, which commands read with `@ FILE`.
 
     No setting is required, because other files or flags may complete the file. Where null is allowed, the
     text "None" is, too.

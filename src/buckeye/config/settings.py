@@ -88,7 +88,8 @@ class Settings:
     def put(self, path: KeyPath, value: Any, location: Location) -> None:
         """Write `value` to `path`. If `path` and `value` are tables, merge them.
 
-        The last key of `path` is a key of a table, or an index of a list up to its length.
+        The last key of `path` is a key of a table, or an index of a list. If the index equals the length of
+        the list, append `value`.
         """
         self._merge(path, value, {(): location})
 

@@ -25,7 +25,7 @@ Tool = Mapping[str, Any]
 def join_text_parts(message: Message) -> Message:
     """Return the message with its text parts (`[{"type": "text", "text": "..."}]`) joined into one text.
 
-    Return a message with a part that is not text unchanged.
+    If a part is not text, return the message unchanged.
     """
     if not _has_parts(message) or find_non_text_part(message["content"]) is not None:
         return message
@@ -48,9 +48,10 @@ def find_non_text_part(content: Sequence[Any]) -> tuple[int, str] | None:
 
 
 START = "start"
-"""Key in a task's data for an initial state that the prompt does not describe, such as a hash of its files.
+"""Key in a task's data for the initial state of the task, if the prompt does not describe this state.
 
-Two tasks with different values are different tasks, even if their prompts are equal.
+The value identifies the state, for example as a hash of the initial files. Two tasks with different values
+are different tasks, even if their prompts are equal.
 """
 
 ROLLOUT_DEADLINE: ContextVar[float] = ContextVar("ROLLOUT_DEADLINE", default=math.inf)
@@ -247,7 +248,8 @@ class ToolAwarePolicy(Protocol):
     def set_tools(self, tools: Sequence[Tool], form: str) -> None:
         """Set the tools that the policy may call.
 
-        `form` is the text of a reply with `{call}` as the placeholder of a call `name(argument=value, ...)`.
+        `form` is the template of a reply that calls a tool. In the template, the policy replaces `{call}` by
+        the call, in the form `name(argument=value, ...)`.
         """
         ...
 

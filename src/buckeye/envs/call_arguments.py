@@ -14,8 +14,8 @@ def read_arguments(value: Any) -> dict[str, Any]:
 
     "" and null mean no arguments. Decode a JSON text whose value is again a JSON text.
 
-    Raise `ValueError` for other values. Its message continues "the arguments of NAME", such as "must be an
-    object".
+    Raise `ValueError` for other values. The message has no subject, for example "must be an object". The
+    caller adds the subject, for example "the arguments of NAME".
     """
     arguments = _parse_json(value)
     if isinstance(arguments, str):

@@ -28,9 +28,9 @@ class WorkerSettings:
     processes: int = 1
     """Number of workers."""
     nodes: Sequence[tuple[str, int] | None] = ()
-    """Addresses of the worker hosts that share the workers. None in this list is the current host."""
+    """Addresses of the hosts that run the workers, in turn. An entry None means the current host."""
     address: str = "127.0.0.1"
-    """Address of this process. Workers send their requests to the policy to this address."""
+    """Address of this process. Workers connect to this address when a rollout calls the policy."""
     max_memory_bytes: int | None = None
     """Maximum memory of a worker and its children together. None: no limit."""
     max_output_bytes: int = 64 * 1024 * 1024
@@ -60,9 +60,10 @@ class WorkerSettings:
     heartbeat_timeout: float = 60.0
     """Timeout for the next message of a worker. After it, a new worker replaces the worker."""
     max_failures: int = 5
-    """Maximum number of consecutive workers that exit before they finish a rollout.
+    """Limit on consecutive workers that exit before any rollout ends.
 
-    Above it, rollouts fail at once until Buckeye starts the next worker.
+    Buckeye pauses before it replaces such a worker. Below the limit, a new rollout waits until the pause is
+    over. At the limit, a new rollout fails at once during the pause.
     """
     log_dir: Path | None = None
     """Folder for files with the output of workers. None: no files."""
@@ -71,7 +72,7 @@ class WorkerSettings:
     module: str | None = None
     """Module of an installed environment. None: use the module that the environment's id names."""
     adapter: Path | None = None
-    """Python file of the user that runs the environment. None: use an adapter of Buckeye."""
+    """The user's Python file that connects the environment to Buckeye. None: an adapter of Buckeye."""
 
 
 def read_placement(name: str) -> dict[str, Any]:

@@ -1,4 +1,7 @@
-"""Checks of `rl doctor` that run rollouts: those of `buckeye env check`, and groups of the model."""
+"""Checks of `rl doctor` that run rollouts.
+
+`check_environments` runs `buckeye env check`. `check_spread` runs groups of rollouts with the model.
+"""
 
 from __future__ import annotations
 

@@ -58,7 +58,9 @@ class Scored:
 def group_advantages(
     rewards: Sequence[float], settings: GroupAdvantageConfig | TurnAdvantageConfig
 ) -> list[float]:
-    """Return the advantages of a group's rewards, before the division of `std_norm = "global"`.
+    """Return the advantages of a group's rewards.
+
+    With `std_norm = "global"`, these advantages are not yet divided by the standard deviation of the batch.
 
     A_i = R_i - mean(R). This is GRPO (Shao et al. 2024, eq. 4) without the division by the standard
     deviation, which favors easy and hard prompts (Liu et al. 2025, "Dr. GRPO"). Options:
@@ -185,7 +187,7 @@ def group_has_spread(group: Sequence[Scored], settings: AdvantageConfig | None) 
 # Reward shaping adds amounts, by cause, to the rewards of training rollouts. Logs keep the raw reward too.
 
 TRUNCATED = "length"
-"""Stop reason of a truncated rollout if `stop_reason_rewards` does not list its own stop reason."""
+"""Key of `stop_reason_rewards` for truncated rollouts with a stop reason that it does not list."""
 _FUNCTION = "orchestrator.reward_shaping.function"
 
 
@@ -207,10 +209,10 @@ class RewardShaping:
     def amounts(self, rollout: Scored) -> Mapping[str, float]:
         """Return the amount to add to the reward for each configured cause; 0.0 if the cause does not apply.
 
-        The amount of `stop_reason` turns the reward into the reward of the stop reason. The amount of
-        `overlong` is `overlong_amount` times `overlong_penalty`. The amount of `function` is the result of
-        the user's function. Raise `UserFunctionError` if this function fails, and `UsageError` if it is
-        missing.
+        The amount of `stop_reason` is the configured reward of the stop reason, minus the rollout's reward.
+        If the stop reason has no configured reward, this amount is 0. The amount of `overlong` is
+        `overlong_amount` times `overlong_penalty`. The amount of `function` is the result of the user's
+        function. Raise `UserFunctionError` if this function fails, and `UsageError` if it is missing.
         """
         settings, amounts = self.settings, {}
         if settings.stop_reason_rewards:

@@ -233,7 +233,11 @@ def _files(directory: Path, result: EvalResult, measured: Mapping[str, Any]) -> 
 
 
 def _figures(result: EvalResult) -> dict[str, Any]:
-    """Return the figures of an evaluation. `ci95` is a confidence interval over clusters of tasks."""
+    """Return the figures of an evaluation. `ci95` is the 95 % confidence interval of `exact`.
+
+    The interval treats related tasks as one cluster: tasks with the same first entry in `lemma_ids`. Every
+    other task is a cluster.
+    """
     figures: dict[str, Any] = {
         "env": result.env_name,
         "mean_reward": None,

@@ -241,7 +241,8 @@ class Orchestrator:
         while config.max_steps is None or step < config.max_steps:
             log.info("Starting orchestrator step %d", step)
             with self.times.stopwatch.of("evaluate"):
-                if self.deterministic is not None:  # evaluations and training use separate batches
+                # deterministic sampling: no inference batch mixes requests of evaluations and training
+                if self.deterministic is not None:
                     await self.evaluations.wait_until_evaluated(step, watcher)
             started = time.monotonic()
             self._begin_batches("step", step)

@@ -21,13 +21,14 @@ INVALID_BOUNDARIES = ("task", "config")
 class Rollout:
     """Finished rollout. It has either a `reward` or an `outcome.error`, never both.
 
-    Of the turns after the first, `turns_extended` continued the tokens before them and `turns_branched` began
-    a new segment. `sampling_seconds` is the part of `seconds` spent waiting for sampled tokens. `end_time` is
-    on the event loop's clock. `shaping` has the amount that each cause adds to the reward for training. The
-    tokens were sampled with `temperature`. `replies` has the text of each turn, and `messages` the
-    conversation after the last turn. `prompt_tokens` and `reply_tokens` are sums over the turns, as the
-    policy counts them. `cut` is True if sampling was ended early, because the rollout was too old for every
-    later batch. `earlier_attempts` has the failed attempts before this one.
+    `turns_extended` is the number of turns that continued the tokens of earlier turns. `turns_branched` is
+    the number of turns that began a new segment. Neither number includes the first turn. `sampling_seconds`
+    is the part of `seconds` spent waiting for sampled tokens. `end_time` is on the event loop's clock.
+    `shaping` has the amount that each cause adds to the reward for training. The tokens were sampled with
+    `temperature`. `replies` has the text of each turn, and `messages` the conversation after the last turn.
+    `prompt_tokens` and `reply_tokens` are sums over the turns, as the policy counts them. `cut` is True if
+    sampling was ended early, because the rollout was too old for every later batch. `earlier_attempts` has
+    the failed attempts before this one.
     """
 
     env_name: str
@@ -213,8 +214,8 @@ def leaves_room(
     """Return True if a group of `size` rollouts may enter batch `batch`.
 
     `due` is the last batch that the group may enter. `open_places` is the number of rollouts that `batch`
-    still needs. `waiting` has the number of rollouts, finished or in flight, by the last batch that they may
-    enter.
+    still needs. `waiting` counts the other rollouts, finished or in flight. Each key is a batch. The value is
+    the number of rollouts that may enter this batch, but no later batch.
 
     The group may enter if all rollouts with an earlier `due` still fit into a batch in time. This is the
     schedulability test of earliest deadline first: for each deadline, all work that is due by then fits.

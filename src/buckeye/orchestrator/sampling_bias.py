@@ -35,8 +35,9 @@ class _Comparison:
     def values(self, name: str) -> dict[str, float]:
         """Return the difference of the mean of the kept values from the mean of all values.
 
-        The metric `name` is the difference divided by the mean of all values. `name/errors` is the difference
-        in standard errors (Welch 1947). Return no metrics if either side has fewer than two values, or if the
+        The metric `name` is the difference divided by the mean of all values. `name/errors` is
+        the mean of the kept values minus the mean of the lost values, divided by the standard error of this
+        difference (Welch 1947). Return no metrics if either side has fewer than two values, or if the
         mean of all values is not positive.
         """
         kept, lost = (np.fromiter(chain.from_iterable(side), float) for side in (self._kept, self._lost))

@@ -16,7 +16,7 @@ from buckeye.remote.connection import LostConnectionError, SshConnection
 from buckeye.run_files.known_runs import RemoteJob
 
 _ANSWER_SECONDS = 60.0
-_MAX_WORDS, _MAX_SHOWN = 64 * 2**20, 1000
+_MAX_JSON_BYTES, _MAX_SHOWN = 64 * 2**20, 1000
 
 _START = """
 umask 077
@@ -106,10 +106,10 @@ async def read_answer(stdout: Any, *, longest: int = 0) -> tuple[dict[str, Any],
     Raises ValueError for more than `longest` bytes.
     """
     lengths = await stdout.readexactly(16)
-    words_size, size = int(lengths[:8], 16), int(lengths[8:], 16)
-    if words_size > _MAX_WORDS or size > longest:
-        raise ValueError(f"a response of {words_size} and {size} bytes")
-    said = json.loads(await stdout.readexactly(words_size))
+    json_size, size = int(lengths[:8], 16), int(lengths[8:], 16)
+    if json_size > _MAX_JSON_BYTES or size > longest:
+        raise ValueError(f"too long: {json_size} bytes of JSON and {size} bytes of content")
+    said = json.loads(await stdout.readexactly(json_size))
     if not isinstance(said, dict):
         raise ValueError("a response that is not an object")
     return said, await stdout.readexactly(size)

@@ -71,7 +71,8 @@ class Ledger:
 
     def read(self, name: str) -> PodEntry:
         """Return the record of a pod. Raises UsageError if it is damaged."""
-        return read_struct(self._file(name, "json"), PodEntry, hint="`buckeye rl pods gc` asks the provider")
+        hint = "`buckeye rl pods gc` lists pods from the provider"
+        return read_struct(self._file(name, "json"), PodEntry, hint=hint)
 
     def entries(self) -> list[PodEntry]:
         """Return the records of all pods, oldest first.

@@ -89,7 +89,10 @@ def _write_identity(directory: Path, forked: RunRecord) -> None:
 
 
 def _copy_config(source: Path, directory: Path, final: Path) -> None:
-    """Copy `configs/rl.json` with the new directory. The start writes the configurations of processes."""
+    """Copy `configs/rl.json`, and set `output_dir` to the new directory.
+
+    The launcher writes the configurations of the processes when the run starts.
+    """
     config = read_json(source / "configs" / "rl.json")
     config["output_dir"] = str(final)
     write_file(
@@ -98,6 +101,10 @@ def _copy_config(source: Path, directory: Path, final: Path) -> None:
 
 
 def _copy_former_configs(source: Path, directory: Path, step: int) -> None:
-    """Copy the configurations of the steps before `step`."""
+    """Copy the replaced configurations of the source run.
+
+    The fork starts at `step`. If a configuration was replaced at a later step, the copy is recorded as
+    replaced at `step`. Of several such configurations, only the earliest remains.
+    """
     for since, path in reversed(former_configs(source).items()):
         write_file(directory / former_config(min(since, step)), path.read_bytes(), mode=0o600)

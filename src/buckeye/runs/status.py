@@ -33,7 +33,7 @@ STALE_SECONDS = 60.0
 _PACE_STEPS = 20
 _ERROR_LINE = re.compile(r"\] +ERROR (.*)")
 _FAILURE_LINE = re.compile(r"^ *\| (?:error: |.*\] +ERROR |(?=[\w.]+(?:Error|Exception): ))(.*)")
-"""Pattern for the line of a failure's reason that has the error message of the failed process."""
+"""Pattern for one line of the reason of a failure. Group 1 is the error message of the failed process."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -120,7 +120,7 @@ def continuation(output_dir: Path, extra: Sequence[str]) -> Continuation:
             hint=f"to continue, set the last step: buckeye rl resume {output_dir} --max-steps N",
         )
     away = read_remote_run(output_dir)
-    if away is not None:  # the arguments sent from here take precedence over the remote record
+    if away is not None:  # use the arguments recorded on this machine, not those of the remote record
         record = msgspec.structs.replace(
             record, arguments=away.arguments, working_directory=away.working_directory
         )
@@ -231,7 +231,7 @@ def _terminate(record: RunRecord, left: Sequence[LeftProcess]) -> None:
 
 
 def _kill(record: RunRecord, left: Sequence[LeftProcess]) -> None:
-    """Kill the launcher first, as it would restart its servers, then the others."""
+    """Kill the launcher first, because it restarts servers that end. Then kill the other processes."""
     launcher = record.launcher_process()
     if launcher is not None:
         _signal(launcher, signal.SIGKILL)

@@ -111,7 +111,7 @@ def read_batch(root: Path, step: int, *, identity: RunIdentity) -> Batch | None:
         samples = unpack_samples(data)
         state = manifest["orchestrator_state"]
     except FileNotFoundError as error:
-        # Use the file name in the error. Checking for the manifest now would be too late, because the
+        # The file name in the error shows which file was missing. Do not check for the manifest again: the
         # orchestrator may have published the batch meanwhile.
         if Path(error.filename).name == DATA:
             raise _damage_error(f"{directory} has a manifest but no {DATA}: the file was deleted") from None
@@ -130,9 +130,9 @@ def remove_batch(root: Path, step: int) -> None:
 class TrainedBatch:
     """Results of the trainer for a batch, computed with the weights before the update.
 
-    `samples` i32[K] are the indices in the batch of the samples that ran through the model. `logprobs` f32[M]
-    are the log-probs of their M trained tokens, sample after sample. `record` has the metrics of the step,
-    and facts about the trainer, such as its device.
+    K samples of the batch ran through the model. `samples` i32[K] has their indices in the batch. `logprobs`
+    f32[M] has the log-probs of their M trained tokens, sample after sample. `record` has the metrics of the
+    step, and facts about the trainer, such as its device.
     """
 
     samples: npt.NDArray[np.int32]
@@ -214,7 +214,7 @@ def pack_samples(samples: Sequence[Sample]) -> bytes:
 
 
 def unpack_samples(data: bytes) -> tuple[Sample, ...]:
-    """Return the samples in bytes that `pack_samples` returned."""
+    """Unpack the bytes that `pack_samples` returned, and return the samples."""
     arrays = load(data)
     ends = np.cumsum(arrays["lengths"])[:-1]
     columns = {name: np.split(arrays[name], ends) for name in _DTYPES}

@@ -33,7 +33,7 @@ from buckeye.transport.checkpoint import COMMITTED, CheckpointInfo
 log = logging.getLogger(__name__)
 
 STORE_PACKAGES = {"s3": "s3fs", "gs": "gcsfs"}
-"""Python module that each URL scheme requires. The extra of pip has the name of the scheme."""
+"""Python module for each URL scheme. Buckeye's optional dependencies have the name of the scheme."""
 
 DOWNLOAD = ".download"
 """Suffix of the name of a folder in `checkpoints/` with an incomplete download."""
@@ -129,8 +129,9 @@ class CheckpointStore:
         """Upload the checkpoint in a directory as `name`, and return the number of bytes sent.
 
         `commit` is the content of its `COMMITTED`, and `run` the run directory. Checkpoints of the steps
-        `kept` must not be deleted later. Files that an earlier upload has sent are skipped, because the name
-        identifies the content. Raise `FileNotFoundError` if the directory is deleted during the upload.
+        `kept` must not be deleted later. Skip files that an earlier upload has sent as `name`. `name`
+        contains a digest of all file hashes, so these files are equal. Raise `FileNotFoundError` if the
+        directory is deleted during the upload.
         """
         paths = {file: directory / file for file in commit["files"]}
         sizes = {file: path.stat().st_size for file, path in paths.items()}

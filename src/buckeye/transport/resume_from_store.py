@@ -21,10 +21,11 @@ _START_SECONDS = 30.0
 
 
 def restore_from_store(output_dir: Path, url: str, resume_step: int | None) -> None:
-    """Download the checkpoint of `resume_step`, unless the run directory has a checkpoint that is as new.
+    """Download the checkpoint of `resume_step` from the store to the run directory.
 
-    A `resume_step` of -1 means the newest checkpoint. Also restore a missing `run.json`. If `resume_step` is
-    None, the run is new: only check that the store is empty.
+    If `resume_step` is -1, download the newest checkpoint. Skip the download if the run directory already has
+    this checkpoint, or a newer one. Also restore a missing `run.json`. If `resume_step` is None, the run is
+    new: only check that the store is empty.
 
     Raise `UsageError` if the store belongs to another run. Raise `StoreError` or `DiskFullError` if the
     download fails.

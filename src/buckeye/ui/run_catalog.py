@@ -54,7 +54,7 @@ class OpenRun:
     def read(self) -> Iterator[Run]:
         """Yield the run for reading. Only one thread at a time can read it.
 
-        The first use of the index builds it. Nested blocks share one object.
+        The first use of `Run.index` builds this index. Nested blocks share one `Run`.
         """
         with self._lock:
             if self._reading is not None:

@@ -17,14 +17,21 @@ from buckeye.evaluation.checks.samples import SplitSample, family_of
 from buckeye.evaluation.checks.task_text import accepted_answers, prompt_contains, prompt_of
 
 _NOTE_RATIO = 2.0
-"""Minimum ratio for a note: share of prompts that contain their answer / that of another task."""
+"""Maximum ratio for the status "pass". Above this ratio, the status is "note".
+
+The ratio is the share of prompts that contain their own answer, divided by the share of prompts that contain
+another task's answer.
+"""
 
 _OTHER_ANSWERS = 10
 """Number of other tasks' answers to search for in each prompt."""
 
 
 def check_ids(samples: Sequence[SplitSample]) -> CheckResult:
-    """Check that an id names one task in all splits, and occurs once in a held-out split."""
+    """Check that tasks with the same id are equal, also in different splits.
+
+    A train split may repeat a task. A held-out split must not.
+    """
     name, known = "task ids", dict[str, tuple[str, Task]]()
     for sample in samples:
         ids: set[str] = set()

@@ -1,8 +1,9 @@
-"""The part of an engine that runs on another node. It starts processes there and sends their events.
+"""Agent on another node of a Slurm or Ray cluster. It starts processes there and sends their events.
 
-Slurm's srun runs this file as a program. `python -m buckeye.launch.engines.node query [METHOD, ARGUMENT...]`
-prints the result of one method of `Node`; `python -m buckeye.launch.engines.node run` runs one process. Ray
-runs `Node` as an actor. The processes end when the program or the actor ends.
+Slurm's srun runs this file as a program. `python -m buckeye.launch.engines.node query LIST` prints the result
+of one method of `Node`, where LIST is the JSON list `[METHOD, ARGUMENT...]`. `python -m
+buckeye.launch.engines.node run` runs one process. Ray runs `Node` as an actor. The processes end when the
+program or the actor ends.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ class _Child:
 class Children:
     """The processes that this program or actor started on this node.
 
-    Call `start` in the main thread only: Linux kills a process when the thread that started it ends.
+    Call `start` in the main thread only. On Linux, the started processes ask the kernel to kill them when
+    the thread that started them ends (PR_SET_PDEATHSIG).
     """
 
     def __init__(self) -> None:
@@ -199,7 +201,10 @@ class Node(Children):
         self.ports = Ports()
 
     def facts(self, towards: str) -> dict[str, Any]:
-        """Return the fields of `HostFacts`. `address` is the address that the host `towards` connects to."""
+        """Return the fields of `HostFacts`.
+
+        The host `towards` can connect to this node at the returned `address`.
+        """
         address = address_towards(towards)
         machine = this_machine()
         visible = own_devices(os.environ)
@@ -298,7 +303,10 @@ def run() -> int:
 
 
 def main(args: Sequence[str]) -> int:
-    """Run the subcommand `query [METHOD, ARGUMENT...]`, with a JSON list, or `run`; return the exit code."""
+    """Run the subcommand `run` or `query LIST`, and return the exit code.
+
+    LIST is the JSON list `[METHOD, ARGUMENT...]`.
+    """
     if args[0] == "run":
         return run()
     method, *values = json.loads(args[1])

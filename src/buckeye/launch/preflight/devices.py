@@ -127,9 +127,13 @@ def _number(path: Path) -> int | None:
 
 
 def cpu_slots_warning(config: RLConfig, present: Collection[object]) -> str | None:
-    """Return a warning if the user set GPU ids on a machine without GPUs. The ids then mean CPU slots."""
+    """Return a warning if the user set GPU ids on a machine without GPUs.
+
+    On such a machine, an id is the number of a CPU slot. All CPU slots share the cores of the machine.
+    """
     names = ("inference_gpu_ids", "trainer_gpu_ids")
-    # the number of replicas may set the inference ids, so their default value does not count as set
+    # Buckeye may set the inference ids from the number of replicas. So inference ids that equal the default
+    # are not evidence that the user set them.
     is_default = getattr(config, names[0]) == RLConfig.model_fields[names[0]].default
     chosen = [
         name for name in names if name in config.model_fields_set and (name == names[1] or not is_default)

@@ -84,7 +84,7 @@ def _adapter_warnings(adapter: Path, model: str, shapes: Mapping[str, Sequence[i
     """Yield the reason why an initial adapter does not belong to the model, if there is one.
 
     Either the shapes of its matrices do not fit, or it was trained on other weights. If the adapter does not
-    record its weights, they are not compared.
+    record a digest of the weights that it was trained on, compare only the shapes.
     """
     file = adapter / "adapter_model.safetensors"
     where = f"trainer.model.adapter: {adapter}"

@@ -41,7 +41,8 @@ def run_gateway(
     """Serve until SIGTERM, SIGINT or SIGHUP. Raises BuckeyeError if the gateway cannot start.
 
     `runtime` is the name of the runtime for images, or `auto`. With `command` or `folder`, all sessions run
-    the program of this command or folder instead of an image. `files` is the content of a command's folder.
+    the program of this command or folder instead of an image. With `command`, each session has a copy of
+    `files`, which is a file or a folder.
     """
     listener = listen(settings.host, settings.port, change="Choose a --port.")
     with contextlib.ExitStack() as stack:

@@ -89,8 +89,8 @@ class FlaggedAction:
 class ActionPlan:
     """Actions planned for the tools.
 
-    `context` maps names of arguments that have the same value in all calls to this value. `left_out` has the
-    reason for each tool without an action.
+    `context` has the arguments with a fixed value. It maps the name of each argument to the value that the
+    argument has in all calls. `left_out` has the reason for each tool without an action.
     """
 
     actions: tuple[PlannedAction, ...]

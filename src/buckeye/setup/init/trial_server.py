@@ -59,7 +59,7 @@ def with_copies(source: EnvironmentSource) -> EnvironmentSource:
 
 @asynccontextmanager
 async def trial_task(source: EnvironmentSource) -> AsyncIterator[McpTask]:
-    """Yield a task without grading, for one session on a new server of the source."""
+    """Start the server of the source, and yield a task for one session. The task has no grading."""
     async with source.open_server() as server:
         others = {name: confine(other) for name, other in source.other_servers.items()}
         main = server if source.task_server is None else confine(server)
