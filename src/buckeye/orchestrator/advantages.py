@@ -94,7 +94,7 @@ def turn_returns(rewards: Sequence[float], discount: float) -> list[float]:
 
 
 def turn_advantages(group: Sequence[Scored], settings: TurnAdvantageConfig) -> list[list[float]]:
-    """Return the advantage of every turn of every rollout of a group.
+    """Return the advantages of a group: a list per rollout, with one advantage per turn.
 
     The advantage of turn k compares its return with the returns of turn k in all rollouts of the group that
     reached turn k. If only one rollout reached turn k, the advantage is 0. MT-GRPO (Zeng et al. 2025, arXiv

@@ -127,7 +127,7 @@ class Rollout:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Group:
-    """Rollouts of one task, whose rewards are compared. Errored rollouts are included."""
+    """Rollouts of one task. Advantages compare their rewards. Errored rollouts are included."""
 
     index: int
     rollouts: tuple[Rollout, ...]

@@ -33,7 +33,7 @@ class _Comparison:
         self._lost.append(lost)
 
     def values(self, name: str) -> dict[str, float]:
-        """Return the difference of the mean of the kept values from the mean of all values.
+        """Return metrics of the difference: mean of the kept values minus mean of all values.
 
         The metric `name` is the difference divided by the mean of all values. `name/errors` is
         the mean of the kept values minus the mean of the lost values, divided by the standard error of this

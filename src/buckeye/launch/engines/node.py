@@ -33,7 +33,7 @@ from buckeye.launch.remote_process import RemoteProcess
 from buckeye.version import __version__
 
 Event = tuple[Any, ...]
-"""A tuple of the number of a process and one of its events.
+"""Number of a process, and one event of this process.
 
 The events are ("started", pid), ("output", bytes), ("heartbeats", bytes, time) and ("ended", code, problem).
 """
@@ -191,7 +191,7 @@ def apply_event(process: RemoteProcess, event: Event) -> None:
 
 
 class Node(Children):
-    """The processes of a node, and the replies of the node to requests of the launcher.
+    """Processes of a node, and methods that the launcher calls on the node.
 
     Ray runs this class as an actor, and calls its methods one after the other in the main thread.
     """
