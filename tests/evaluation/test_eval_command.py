@@ -137,6 +137,19 @@ def test_one_file_without_splits_is_evaluated_whole(tmp_path):
     assert (done.returncode, len(requests)) == (0, 20), done.stderr
 
 
+def test_training_data_that_cannot_be_read_is_reported(tmp_path):
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "Say 1.", "answer": "1"}')
+    config = made_run(tmp_path / "run") / "configs" / "rl.json"
+    env = {"id": "dataset", "args": {"path": "deleted.jsonl", "reward": ["exact"]}}
+    config.write_text(json.dumps({"orchestrator": {"env": [env]}}))
+    (tmp_path / "run" / "weights" / "step_1").mkdir(parents=True)
+    argv = ["eval", "--dataset", "prompts.jsonl", "--reward", "exact", "--model", "run/weights/step_1"]
+    with chat_server(lambda body, _: "1") as (url, _):
+        done = run_here(*argv, "--json", "--base-url", url, cwd=tmp_path)
+    (note,) = json.loads(done.stdout)["notes"]
+    assert "deleted.jsonl" in note
+
+
 @pytest.mark.parametrize("origin", ["command", "Python"])
 def test_rows_that_the_run_of_the_model_trained_on_are_counted_and_can_be_left_out(tmp_path, origin):
     rows = [{"prompt": f"Say {n}.", "answer": f"{n}"} for n in range(20)]

@@ -26,6 +26,7 @@ log = logging.getLogger("buckeye.api")
 
 _POLL_SECONDS = 0.5
 _OUTPUT_SECONDS = 10.0  # for the last lines; a stray child of the run may hold its output open
+_MAX_ERROR_LINES = 100
 _STEP = re.compile(r"Step (\d+)/(\d+) \| (.*)")
 _LOG_LINE = re.compile(r"\d\d:\d\d:\d\d ")
 _CODE = re.compile(r"^[ |]*more: buckeye explain (\S+)\n?", re.MULTILINE)
@@ -97,7 +98,8 @@ class RunProcess:
         assert self._process.stdout is not None
         for line in map(str.rstrip, self._process.stdout):
             is_logged = _LOG_LINE.match(line) or _STEP.match(line)
-            if line.startswith("error: ") or (self._error_lines and not is_logged):
+            is_error = line.startswith("error: ") or (self._error_lines and not is_logged)
+            if is_error and len(self._error_lines) < _MAX_ERROR_LINES:
                 self._error_lines.append(line)
                 continue
             self._show_all([*self._error_lines, line])  # text of a rollout may look like an error

@@ -131,8 +131,6 @@ def _write(values: dict[str, Any]) -> None:
     if _pipe is None:
         return
     line = json.dumps(values).encode() + b"\n"
-    with (
-        _write_lock,
-        contextlib.suppress(OSError),
-    ):  # the pipe is full, or the launcher has ended and this process ends, too
+    # OSError: the pipe is full, or the launcher has ended and this process ends, too
+    with _write_lock, contextlib.suppress(OSError):
         os.write(_pipe, line)

@@ -229,9 +229,8 @@ class CodeReward:
     def _tests(self, task: Task) -> list[dict[str, str]]:
         value = task.data["row"].get(str(self._column))
         if isinstance(value, str) and value.lstrip()[:1] in "[{" and value.strip():
-            with contextlib.suppress(
-                ValueError, RecursionError
-            ):  # not JSON, but Python that begins with a bracket
+            # Python may begin with a bracket too
+            with contextlib.suppress(ValueError, RecursionError):
                 value = json.loads(value)
         if isinstance(value, str) and value.strip():
             value = [_with_call_of_check(value, task.data["row"].get("entry_point"))]

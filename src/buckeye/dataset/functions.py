@@ -190,9 +190,8 @@ class FunctionReward:
 
     def _verdicts(self, values: Any, count: int) -> list[GraderVerdict]:
         if inspect.isawaitable(values):
-            to_finite_float(
-                values, f"the reward of `{self.name}`"
-            )  # raises OutcomeError: the function did not await its result
+            # raises OutcomeError: the function did not await its result
+            to_finite_float(values, f"the reward of `{self.name}`")
         if isinstance(values, str | bytes | Mapping | Set) or not hasattr(values, "__len__"):
             raise OutcomeError(
                 f"`{self.name}`{self._where} returned {str(values)[:80]!r}, not a list of {count} numbers"

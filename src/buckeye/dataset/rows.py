@@ -234,9 +234,8 @@ def _rows_of_object(value: Mapping[str, Any], path: Path) -> dict[str | None, li
     """Return the rows of an object with a list of rows per split, or a list of values per column."""
     if not all(isinstance(part, list) for part in value.values()):
         hint = 'write [{"prompt": "..."}, ...]'
-        if all(
-            isinstance(part, dict) for part in value.values()
-        ):  # format of pandas.DataFrame.to_json by default
+        # the default format of pandas.DataFrame.to_json
+        if all(isinstance(part, dict) for part in value.values()):
             hint = 'with pandas, write it by `to_json(path, orient="records", lines=True)`'
         raise row_error(
             f"expected a list of objects, found an object with {', '.join(value)}", str(path), hint

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,27 +18,28 @@ from buckeye.runs.reader import Run
 
 
 def training_note(model: str, tasks: Sequence[Task]) -> str | None:
-    """Return a note if `model` is in the directory of a run with these prompts in its training data."""
+    """Return a note if `model` is in the directory of a run that has these prompts in its training data.
+
+    If the run can no longer read its training data, the note says so.
+    """
     folders = Path(model).resolve().parents[:2] if Path(model).is_dir() else ()  # RUN/weights/step_N
     run = next((folder for folder in folders if (folder / "configs" / "rl.json").is_file()), None)
     if run is None:
         return None
-    trained = _trained_prompts(run)
+    try:
+        trained = {
+            prompt_hash(task)
+            for environment in Run(run).setting("orchestrator.env") or ()
+            for task in _training_tasks(environment, run)
+        }
+    except UsageError as error:
+        return f"training tasks are not counted, because the data of {run} cannot be read: {error.message}"
     count = sum(prompt_hash(task) in trained for task in tasks)
     if not count:
         return None
     return (
         f"{count} of {len(tasks)} tasks are training tasks of {run}; its held-out tasks are the split {EVAL}"
     )
-
-
-def _trained_prompts(run: Path) -> set[int]:
-    """Return the hashes of the training prompts of a run, without datasets that cannot be read any more."""
-    hashes: set[int] = set()
-    for environment in Run(run).setting("orchestrator.env") or ():
-        with suppress(UsageError):
-            hashes |= {prompt_hash(task) for task in _training_tasks(environment, run)}
-    return hashes
 
 
 def _training_tasks(environment: Mapping[str, Any], run: Path) -> Sequence[Task]:

@@ -12,13 +12,13 @@ from buckeye.run_files.record import RunRecord
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Wait:
-    """The process `who` waits for `what` from the process `whom`, since the time `since` in seconds.
+    """The process `who` waits for `what` from the process `source`, since the time `since` in seconds.
 
-    If the process works and does not wait, `whom` is None and `what` is its work.
+    If the process works and does not wait, `source` is None and `what` is its work.
     """
 
     who: str
-    whom: str | None
+    source: str | None
     what: str
     since: float
 
@@ -29,7 +29,7 @@ def waits(record: RunRecord) -> list[Wait]:
     If all processes of a kind wait for the same thing, they appear as one wait.
     """
     return _merged(
-        Wait(who=process.title, whom=process.on, what=process.doing, since=process.since or process.started)
+        Wait(who=process.title, source=process.on, what=process.doing, since=process.since or process.started)
         for process in record.processes
     )
 
@@ -37,9 +37,9 @@ def waits(record: RunRecord) -> list[Wait]:
 def describe_wait(wait: Wait, now: float) -> str:
     """Return a wait as text, such as `trainer waits for batch 12 from orchestrator (for 35 s)`."""
     duration = human_duration(max(0.0, now - wait.since))
-    if wait.whom is None:
+    if wait.source is None:
         return f"{wait.who}: {wait.what} (for {duration})"
-    return f"{wait.who} waits for {wait.what} from {wait.whom} (for {duration})"
+    return f"{wait.who} waits for {wait.what} from {wait.source} (for {duration})"
 
 
 def _merged(waits: Iterable[Wait]) -> list[Wait]:
@@ -48,10 +48,10 @@ def _merged(waits: Iterable[Wait]) -> list[Wait]:
         by_kind[_kind(wait.who)].append(wait)
     merged = []
     for kind, members in by_kind.items():
-        if len({(wait.what, wait.whom) for wait in members}) == 1:
+        if len({(wait.what, wait.source) for wait in members}) == 1:
             first = members[0]
             since = min(wait.since for wait in members)
-            merged.append(Wait(who=kind, whom=first.whom, what=first.what, since=since))
+            merged.append(Wait(who=kind, source=first.source, what=first.what, since=since))
         else:
             merged += members
     return merged

@@ -113,9 +113,8 @@ def _find_blocking_code(frame: FrameType) -> str:
     """Return the location of the blocking code; "" for Buckeye's own code, such as prompt rendering."""
     frames = list[str]()
     at: FrameType | None = frame
-    while (
-        at is not None and at.f_code.co_filename != asyncio.events.__file__
-    ):  # the event loop calls all code from this file
+    # the event loop calls all code from `asyncio.events`
+    while at is not None and at.f_code.co_filename != asyncio.events.__file__:
         if at.f_code.co_filename.startswith(_SAMPLING_CODE):
             return ""
         if not at.f_code.co_filename.startswith(_OWN_CODE):

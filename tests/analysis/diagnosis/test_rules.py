@@ -227,6 +227,24 @@ def test_held_out_kinds_that_training_lacks_are_named(tmp_path, kinds):
     assert ("narrow_tasks" in named(run)) == (kinds == 1)
 
 
+@pytest.mark.parametrize("last", [0.1, 0.9])
+def test_an_evaluation_that_fell_is_named(tmp_path, last):
+    """The training reward says nothing: it is flat."""
+    rewards = {step: (mean - 0.1, mean + 0.1) * 12 for step, mean in ((0, 0.2), (7, 0.9), (13, last))}
+    found = named(with_evaluations(make(tmp_path / "run", FLAT), rewards))
+    assert ("reward_fell" in found) == (last == 0.1)
+
+
+def test_a_check_that_fails_is_reported_and_hides_nothing(tmp_path, monkeypatch):
+    def broken_check(facts):
+        raise IndexError("planted")
+
+    monkeypatch.setattr("buckeye.analysis.diagnosis.chain._BY_ELIMINATION", [("tasks", broken_check)])
+    done = diagnose(make(tmp_path / "run", Made()))
+    assert done.failed_rules == {"broken_check": "IndexError: planted"}
+    assert len(done.links) == 9
+
+
 def test_a_component_that_is_lost_is_named(tmp_path):
     found = named(with_metrics(make(tmp_path / "run", replace(FLAT, line=of_two_components)), rising))
     assert found[0] == "component_outweighed"

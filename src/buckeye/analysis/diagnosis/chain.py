@@ -45,10 +45,10 @@ _BY_ELIMINATION: Sequence[tuple[str, Check]] = (
     ("environment", environment.unrepeatable_observations),
     ("reward", reward.unlearned_rewards),
 )
-"""Checks, with their links, whose findings are causes only if no other link is broken.
+"""Checks, with their links, whose findings are causes only if no other link is broken."""
 
-A policy without a signal drifts, so it may collapse, or its replies may not end.
-"""
+_DRIFT = {"collapsed", "endless"}
+"""Findings that may be consequences of a missing signal: the policy drifts."""
 
 METRIC_FINDINGS = {
     **dict.fromkeys(("no_siblings", "truncated"), "sampling"),
@@ -93,35 +93,47 @@ def examine(facts: DiagnosisFacts) -> tuple[dict[str, LinkReport], dict[str, str
 
     A failed check does not hide the results of the others. Under `--debug`, its exception propagates.
     """
-    reports, failed = dict[str, LinkReport](), dict[str, str]()
+    reports, failed = {name: LinkReport(name=name) for name in CHAIN}, dict[str, str]()
     for name, checks in CHAIN.items():
-        report = reports[name] = LinkReport(name=name)
         for check in checks:
-            try:
-                result = check(facts)
-            except Exception as error:
-                if os.environ.get(DEBUG_VARIABLE):
-                    raise
-                failed[check.__name__] = f"{type(error).__name__}: {error}"
-                continue
+            result = _run_check(check, facts, failed)
             if isinstance(result, str):
-                report.measured.append(result)
+                reports[name].measured.append(result)
             elif result is not None:
-                report.add(result)
+                reports[name].add(result)
     for finding in facts.metric_findings:
         if finding.name != "untrained":  # the link `model` measures it with the engine's mismatch
             reports[link_of(facts, finding, is_in_sync=reports["sync"].state != "broken")].add(finding)
-    causes = {report.broken_by.name for report in reports.values() if report.broken_by is not None}
-    if causes <= {"collapsed", "endless"}:
-        found = ((name, check(facts)) for name, check in _BY_ELIMINATION)
-        first = next(((name, one) for name, one in found if isinstance(one, Finding)), None)
-        if first is not None:
-            reports[first[0]].add(first[1])
-            causes.add(first[1].name)
-    if causes:  # `no_rise` has no other explanation
-        outcomes = reports["outcome"]
-        outcomes.findings = [finding for finding in outcomes.findings if finding.name != "no_rise"]
+    if _broken_by(reports) <= _DRIFT:
+        _eliminate(facts, reports, failed)
+    if _broken_by(reports):  # `no_rise` is for runs without a cause
+        outcome = reports["outcome"]
+        outcome.findings = [finding for finding in outcome.findings if finding.name != "no_rise"]
     return reports, failed
+
+
+def _run_check(check: Check, facts: DiagnosisFacts, failed: dict[str, str]) -> Result:
+    """Return the result of a check. If the check fails, add its error to `failed`, and return None."""
+    try:
+        return check(facts)
+    except Exception as error:
+        if os.environ.get(DEBUG_VARIABLE):
+            raise
+        failed[check.__name__] = f"{type(error).__name__}: {error}"
+        return None
+
+
+def _broken_by(reports: Mapping[str, LinkReport]) -> set[str]:
+    return {report.broken_by.name for report in reports.values() if report.broken_by is not None}
+
+
+def _eliminate(facts: DiagnosisFacts, reports: Mapping[str, LinkReport], failed: dict[str, str]) -> None:
+    """Add the first finding of the checks by elimination to its link."""
+    for name, check in _BY_ELIMINATION:
+        result = _run_check(check, facts, failed)
+        if isinstance(result, Finding):
+            reports[name].add(result)
+            return
 
 
 def link_of(facts: DiagnosisFacts, finding: Finding, *, is_in_sync: bool) -> str:

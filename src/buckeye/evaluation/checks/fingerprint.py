@@ -75,9 +75,8 @@ def fingerprint_in_new_process(
     if process.returncode != 0:
         last = (process.stderr.strip().splitlines() or ["no message"])[-1]
         return f"the second process failed: {last}"
-    result: Fingerprint = json.loads(
-        process.stdout.splitlines()[-1]
-    )  # the environment may print lines before
+    # the environment may print lines before the result
+    result: Fingerprint = json.loads(process.stdout.splitlines()[-1])
     return result
 
 

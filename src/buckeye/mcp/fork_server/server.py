@@ -172,9 +172,8 @@ def _begin_session(files: list[int], parent: int) -> dict[str, Any]:
     os.closerange(4, 1 + max(map(int, os.listdir("/proc/self/fd"))))
     with socket.socket(fileno=3) as status, status.makefile("rb") as lines:
         spec: dict[str, Any] = json.loads(lines.readline())
-        status.sendall(
-            b"%d\n" % os.getpid()
-        )  # after `setsid`, so that the receiver can signal the process group
+        # after `setsid`, so that the receiver can signal the process group
+        status.sendall(b"%d\n" % os.getpid())
     for library in ("numpy.random", "torch"):  # otherwise all sessions draw the same random numbers
         if library in sys.modules:
             sys.modules[library].seed()

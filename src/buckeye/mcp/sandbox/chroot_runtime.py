@@ -86,9 +86,8 @@ def _claim_users() -> tuple[socket.socket, Iterator[int]]:
     for number in range(_BLOCKS):
         lock = socket.socket(socket.AF_UNIX)
         try:
-            lock.bind(
-                f"\0buckeye-users-{number}"
-            )  # the kernel removes an abstract name when this process ends
+            # the kernel removes an abstract name when this process ends
+            lock.bind(f"\0buckeye-users-{number}")
         except OSError:
             lock.close()
             continue

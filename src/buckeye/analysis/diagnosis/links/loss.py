@@ -104,7 +104,7 @@ def untrained_tokens(facts: DiagnosisFacts) -> Result:
     """Find sampled tokens that are missing in the loss mask: the end of replies, or many of them."""
     if facts.recorded_share < LEAST_TRAINED:
         seen = f"only {facts.recorded_share:.0%} of the tokens of complete replies are recorded and trained"
-        return facts.finding("tokens_not_trained", seen, facts.early, confidence="sure")
+        return facts.finding("tokens_not_trained", seen, facts.early)
     sampled, trained = dict[Place, tuple[int, int]](), Counter[Place]()
     for place, sample, (is_incomplete, *row) in facts.samples("truncated OR cut, completion_tokens, turns"):
         if not is_incomplete:

@@ -15,16 +15,26 @@ _NOT_COMPARED = ("split", "num_examples", "rollouts_per_example", "seed", "limit
 
 
 def reward_fell(facts: DiagnosisFacts) -> Result:
-    """Find a reward that is significantly below its earlier level, or that has not risen (`possible`)."""
+    """Find a reward, or an evaluation, below its peak; or a reward that has not risen (`possible`)."""
     peak = find_fall(facts.batch_steps)
     if facts.outcome is None:
         return None
-    if peak is None and facts.outcome.is_flat:
+    if peak is not None:
+        seen = f"the reward was {peak.reward:.3f} around step {peak.step}, and is {peak.last:.3f} now"
+        return facts.finding("reward_fell", seen, since=peak.step)
+    if (fall := _fall_of_evaluations(facts.evaluations)) is not None:
+        return facts.finding("reward_fell", fall)
+    if facts.outcome.is_flat:
         return facts.finding("no_rise", str(facts.outcome), confidence="possible")
-    if peak is None:
-        return str(facts.outcome)
-    seen = f"the reward was {peak.reward:.3f} around step {peak.step}, and is {peak.last:.3f} now"
-    return facts.finding("reward_fell", seen, since=peak.step)
+    return str(facts.outcome)
+
+
+def _fall_of_evaluations(evaluations: Sequence[Sequence[float]]) -> str | None:
+    """Return a description if the best evaluation is significantly above the first and the last one."""
+    best = max(evaluations, key=np.mean, default=())
+    if len(evaluations) < 3 or not all(is_below(other, best) for other in (evaluations[0], evaluations[-1])):
+        return None
+    return f"the evaluation was {np.mean(best):.3f} at its best, and is {np.mean(evaluations[-1]):.3f} now"
 
 
 def evaluated_otherwise(facts: DiagnosisFacts) -> Result:

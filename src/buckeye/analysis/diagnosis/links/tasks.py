@@ -105,7 +105,8 @@ def drift(facts: DiagnosisFacts) -> Result:
     steps, envs, prompts = zip(*known, strict=True) if known else ((), (), ())
     if len(steps) < _MIN_GROUPS or len(set(steps)) < 4:
         return None
-    features = np.array([token_features(np.array([*map(ord, prompt)], np.int32)) for prompt in prompts])
+    texts = [np.frombuffer(prompt.encode(errors="replace"), np.uint8) for prompt in prompts]
+    features = np.array([token_features(text.astype(np.int32)) for text in texts])
     relative = [centered(column, np.array(envs)) for column in features.T]
     share, is_significant = explained_by_window(np.array(steps), np.stack(relative, axis=1))
     measured = f"{max(0.0, share):.2f} of the variance of the prompts lies between batches"
