@@ -55,6 +55,21 @@ class Scored:
     truncated: bool = False
 
 
+def shaped_turn_rewards(
+    given: Sequence[float] | None, turns: int, reward: float, shaping: float
+) -> list[float]:
+    """Return the reward of each turn, from those that the environment gave, if it gave any.
+
+    The last turn gets the amounts of reward shaping. Without given turn rewards, it also gets the whole
+    reward.
+    """
+    if not turns:
+        return []
+    rewards = [0.0] * (turns - 1) + [reward] if given is None else list(given)
+    # turns without a reply, because the context was full, may have rewards: add them to the last turn
+    return [*rewards[: turns - 1], sum(rewards[turns - 1 :]) + shaping]
+
+
 def group_advantages(
     rewards: Sequence[float], settings: GroupAdvantageConfig | TurnAdvantageConfig
 ) -> list[float]:

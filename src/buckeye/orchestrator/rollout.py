@@ -10,7 +10,7 @@ from typing import Any
 
 from buckeye.envs.base import Message, Outcome, Task
 from buckeye.inference.client import SamplingSession
-from buckeye.orchestrator.advantages import Scored
+from buckeye.orchestrator.advantages import Scored, shaped_turn_rewards
 from buckeye.orchestrator.training_samples import Segment
 
 INVALID_BOUNDARIES = ("task", "config")
@@ -78,11 +78,7 @@ class Rollout:
         }
 
     def as_scored(self) -> Scored:
-        """Return the input of reward shaping and advantages. The rollout must have a reward.
-
-        The last turn gets the amounts of reward shaping. If the environment returned no turn rewards, the
-        last turn also gets the whole reward.
-        """
+        """Return the input of reward shaping and advantages. The rollout must have a reward."""
         assert self.reward is not None
         added = sum(self.shaping.values())
         lengths: Counter[int] = Counter()
@@ -90,7 +86,7 @@ class Rollout:
             lengths.update(segment.turns)
         return Scored(
             reward=self.reward + added,
-            turn_rewards=self._turn_rewards(self.reward, added),
+            turn_rewards=shaped_turn_rewards(self.outcome.turn_rewards, self.turns, self.reward, added),
             turn_lengths=[lengths[turn] for turn in range(self.turns)],
             task=self.task,
             replies=self.replies,
@@ -98,15 +94,6 @@ class Rollout:
             stop_reason=self.outcome.stop_reason,
             truncated=self.truncated,
         )
-
-    def _turn_rewards(self, reward: float, shaping: float) -> list[float]:
-        if not self.turns:
-            return []
-        given = self.outcome.turn_rewards
-        rewards = [0.0] * (self.turns - 1) + [reward] if given is None else list(given)
-        # turns without a reply, because the context was full, may have rewards: add them to the last turn
-        before, last = rewards[: self.turns - 1], rewards[self.turns - 1 :]
-        return [*before, sum(last) + shaping]
 
     @property
     def completion_tokens(self) -> int:

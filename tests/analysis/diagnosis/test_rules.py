@@ -7,7 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from tests.analysis.diagnosis.made_runs import Made, make
+from tests.analysis.diagnosis.made_runs import END, FIRST, Made, make
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Split
 
 from buckeye.analysis.diagnosis.diagnose import diagnose
 from buckeye.analysis.diagnosis.statistics import share_interval, slope_interval
@@ -83,7 +86,7 @@ def of_shared_state(line):
 def of_old_state(line):
     """Add turns whose observations are those of the turn before."""
     asked = line["messages"][0]["content"]
-    contents = [asked, "go", asked, "go", f"task {line['group'] + 100}", "go"]
+    contents = [asked, "go", asked, "go", f"task {line['group'] % 12}", "go"]
     roles = ["user", "assistant"] * 3
     messages = [{"role": role, "content": text} for role, text in zip(roles, contents, strict=True)]
     return {**line, "turns": 3, "messages": messages, "text": [" ".join(contents)]}
@@ -95,6 +98,31 @@ def of_two_components(line):
     components = {"right": 0.5**step, "detail": step + 0.1 * line["messages"][-1]["content"].count("a")}
     reward = sum(components.values())
     return {**line, "components": components, "reward": reward, "shaped_reward": reward}
+
+
+def of_cut_observations(line):
+    """Add a turn whose observation is cut after 12 characters."""
+    asked = line["messages"][0]["content"]
+    article = ("a", "the", "one", "my")[int(asked.split()[-1]) % 4]
+    contents = [asked, "look", f"{article} green doors"[:12], line["messages"][-1]["content"]]
+    roles = ["user", "assistant"] * 2
+    messages = [{"role": role, "content": text} for role, text in zip(roles, contents, strict=True)]
+    return {**line, "turns": 2, "messages": messages, "text": [" ".join(contents)]}
+
+
+def with_outer_baseline(line):
+    return {**line, "advantages": [line["advantages"][0] + 0.2]}
+
+
+def of_silence(line):
+    """Make rewards those of a policy that at first tries, and then is silent."""
+    step, word = divmod(line["group"], 8)[0], line["messages"][-1]["content"]
+    reward = 0.0 if step > 3 else 1.0 if word[0] in "ab" else -1.0
+    return {**line, "reward": reward, "shaped_reward": reward, "components": {}}
+
+
+def sometimes_other(word, task, rng):
+    return float((word[-1] == 0) != (rng.random() < 0.1))
 
 
 def rising(step):
@@ -115,6 +143,7 @@ PLANTED = {
     "unrepeatable_observations": Made(line=of_shared_state, reward=last_letter, steps=24),
     "prompt_incomplete": Made(asked=lambda task: "say", reward=last_letter, steps=24, evaluated=(0, 1, 2)),
     "unused_prompts": Made(reward=by_task, same_replies=True, steps=24),
+    "observations_lost": Made(line=of_cut_observations),
     "mask_misplaced": Made(mask=lambda mask: np.roll(mask, -1)),
     "rounded_log_probs": Made(sampled=in_bfloat16),
     "advantages_misplaced": Made(advantages=swapped),
@@ -151,6 +180,10 @@ BY_METRICS = {
         lambda step: {"trainer": {"lr": 1e-2}},
     ),
     "penalty_too_strong": ({"trainer": {**TRAINER, "loss": {"kl_coef": 5.0}}}, lambda step: {}),
+    "reference_moves": (
+        {"trainer": {**TRAINER, "loss": {"kl_coef": 0.02}}},
+        lambda step: {"trainer": {"reference_kl": 0.0, "update/logprob_change": 0.1}},
+    ),
     "no_gradient": ({}, lambda step: {"trainer": {"grad_norm": 0.0}}),
     "update_against_advantages": ({}, lambda step: {"trainer": {"update/agreement": -0.2 - 0.01 * step}}),
     "untrained": ({}, lambda step: {"orchestrator": {"logprob/mean": -5.6}}),
@@ -243,6 +276,118 @@ def test_a_check_that_fails_is_reported_and_hides_nothing(tmp_path, monkeypatch)
     done = diagnose(make(tmp_path / "run", Made()))
     assert done.failed_rules == {"broken_check": "IndexError: planted"}
     assert len(done.links) == 9
+
+
+def test_advantages_other_than_those_of_the_settings_are_named(tmp_path):
+    """A wrong baseline keeps the order within groups."""
+    settings = {"trainer": TRAINER, "orchestrator": {"advantage": {"type": "group"}}}
+    right = Made(settings=settings)
+    wrong = replace(right, line=with_outer_baseline, advantages=lambda advantages, rng: advantages + 0.2)
+    assert named(make(tmp_path / "right", right)) == []
+    assert named(make(tmp_path / "wrong", wrong)) == ["advantages_misplaced"]
+
+
+@pytest.mark.parametrize("shown", ["as sampled", "of another"])
+def test_tokens_of_another_reply_of_the_same_length_are_named(tmp_path, shown):
+    others = iter("abc" for _ in range(10_000))
+
+    def recorded(line):
+        asked, said = line["messages"]
+        content = said["content"] if shown == "as sampled" else next(others)
+        return {**line, "messages": [asked, {**said, "content": content}]}
+
+    run = make(tmp_path / "run", Made(line=recorded))
+    vocabulary = {letter: FIRST + at for at, letter in enumerate("abcde")} | {"END": END, "?": 0}
+    tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="?"))
+    tokenizer.pre_tokenizer = Split("", "isolated")
+    (run / "weights" / "step_0").mkdir(parents=True)
+    tokenizer.save(str(run / "weights" / "step_0" / "tokenizer.json"))
+    assert ("advantages_misplaced" in named(run)) == (shown == "of another")
+
+
+def test_a_policy_that_learned_to_be_silent_is_named(tmp_path):
+    run = with_metrics(make(tmp_path / "run", Made(steps=14, line=of_silence)), rising)
+    assert "settled_below_best" in named(run)
+
+
+def test_noise_that_normalization_makes_large_is_named(tmp_path):
+    """Rewards of one task differ by 1, and those of the others by some 0.0001."""
+    made = Made(
+        reward=lambda word, task, rng: float(word[0] < 2) if task == 0 else 1e-4 * word[0],
+        advantages=lambda advantages, rng: advantages / (advantages.std() + 1e-8),
+        settings={"orchestrator": {"advantage": {"type": "group", "std_norm": "local"}}},
+    )
+    run = make(tmp_path / "run", made)
+    for path in (run / "rollouts").glob("step_*.jsonl"):
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        for group in {line["group"] for line in lines}:
+            ours = [line for line in lines if line["group"] == group]
+            rewards = np.array([line["reward"] for line in ours])
+            for line, advantage in zip(
+                ours, (rewards - rewards.mean()) / (rewards.std() + 1e-8), strict=True
+            ):
+                line["advantages"] = [float(advantage)]
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert named(run) == ["noise_normalized"]
+
+
+def test_some_replies_with_random_rewards_are_named_in_a_run_that_does_not_learn(tmp_path):
+    run = make(tmp_path / "run", Made(reward=sometimes_other, steps=24, groups=16))
+    assert named(run)[0] == "grader_random"
+
+
+def test_stale_weights_are_named_in_an_asynchronous_run(tmp_path):
+    made = Made(level=1, steps=14, drift=0.2, sampler=lambda tables, version, number: tables[0])
+    assert named(make(tmp_path / "run", made))[0] == "stale_weights"
+
+
+@pytest.mark.parametrize("wrong", [0.0, 0.3])
+def test_old_tokens_that_updates_do_not_explain_are_named(tmp_path, wrong):
+    made = Made(
+        level=1, steps=14, sampler=lambda tables, version, number: tables[version] * (1 + wrong * version)
+    )
+    run = with_metrics(
+        make(tmp_path / "run", made), lambda step: {"trainer": {"update/logprob_change": 0.06}}
+    )
+    assert ("mismatch_after_updates" in named(run)) == (wrong > 0)
+
+
+@pytest.mark.parametrize("version", [0, 13])
+def test_evaluations_of_old_weights_are_named(tmp_path, version):
+    run = with_evaluations(make(tmp_path / "run", FLAT), {0: (0.1, 0.3) * 6, 13: (0.1, 0.3) * 6})
+    for step, oldest in ((0, 0), (13, version)):
+        path = run / "evals" / f"step_{step}" / "made.jsonl"
+        lines = [{**json.loads(line), "oldest_version": oldest} for line in path.read_text().splitlines()]
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert ("stale_evaluations" in named(run)) == (version == 0)
+
+
+@pytest.mark.parametrize("best", [0.5, 1.0])
+def test_replies_that_are_all_cut_are_named_if_they_cannot_get_the_best_reward(tmp_path, best):
+    def cut(line):
+        return {**line, "truncated": True, "reward": best, "shaped_reward": best, "components": {}}
+
+    found = diagnose(make(tmp_path / "run", Made(line=cut, reward=graded))).findings
+    (truncated,) = (finding for finding in found if finding.name == "truncated")
+    assert (truncated.confidence == "likely") == (best < 1.0)
+
+
+def test_answers_only_in_training_prompts_are_named(tmp_path):
+    def shown(line):
+        said = line["messages"][-1]["content"] if line["reward"] else "zzz"
+        asked = {"role": "user", "content": f"{line['task_id']} {said}"}
+        return {**line, "messages": [asked, line["messages"][-1]], "text": [f"{asked['content']} x"]}
+
+    run = make(tmp_path / "run", Made(line=shown, tasks=200, steps=14))
+    folder = run / "evals" / "step_0"
+    folder.mkdir(parents=True)
+    messages = [{"role": "user", "content": "another task"}, {"role": "assistant", "content": "abc"}]
+    lines = (
+        {"task_id": f"eval-{task}", "rollout": 0, "reward": 0.5, "messages": messages} for task in range(20)
+    )
+    (folder / "made.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (found,) = (finding for finding in diagnose(run).findings if finding.name == "answer_in_prompt")
+    assert found.confidence == "likely"
 
 
 def test_a_component_that_is_lost_is_named(tmp_path):

@@ -41,8 +41,9 @@ CHAIN: Mapping[str, Sequence[Check]] = {
 
 _BY_ELIMINATION: Sequence[tuple[str, Check]] = (
     ("tasks", tasks.incomplete_prompts),
-    ("tasks", tasks.unused_prompts),
     ("environment", environment.unrepeatable_observations),
+    ("reward", reward.sometimes_random),
+    ("tasks", tasks.unused_prompts),
     ("reward", reward.unlearned_rewards),
 )
 """Checks, with their links, whose findings are causes only if no other link is broken."""

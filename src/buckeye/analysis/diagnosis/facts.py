@@ -31,6 +31,7 @@ _MOST_STEPS = 14
 _DTYPES = {"float32": 1e-3, "bfloat16": 0.1, "float16": 0.03}
 _DTYPE_SETTINGS = ("trainer.model.compute_dtype", "trainer.weights.dtype", "inference.model.dtype")
 _EARLY = 3  # steps
+_MIN_CLEAR = 10  # tokens
 
 _TRAINED = "split = 'train' AND retried = 0 AND reward IS NOT NULL AND step <= {until}"
 _EVALUATED = "split = 'eval' AND reward IS NOT NULL AND step <= {until}"
@@ -197,6 +198,14 @@ class DiagnosisFacts:
     def is_mask_misplaced(self) -> bool:
         """True if the loss mask does not separate prompts from replies: it is misplaced, or lacks tokens."""
         return self.tokens.is_misplaced(self.rounding_tolerance) or self.trained_share < LEAST_TRAINED
+
+    @cached_property
+    def is_sampler_stale(self) -> bool:
+        """True if recurring tokens kept the sampler's log-probs over versions, and not the trainer's."""
+        sampler, trainer, _ = self.tokens.changes_at_any_age
+        clear = np.abs(trainer) > max(20 * self.rounding_tolerance, 0.1)
+        unmoved = np.abs(sampler[clear]) <= self.rounding_tolerance
+        return clear.sum() >= _MIN_CLEAR and share_interval(int(unmoved.sum()), len(unmoved), 2.0)[0] > 0.6
 
     @cached_property
     def tokenizer(self) -> Tokenizer | None:

@@ -1,6 +1,9 @@
-"""Prompts and replies as features, from their tokens."""
+"""Prompts and replies as features, from their tokens, and texts that a limit has cut."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +24,18 @@ def token_features(ids: npt.NDArray[np.int32]) -> Array:
     hashed = (ids.astype(np.uint64) * np.uint64(_MIXER) % np.uint64(2**32)) % np.uint64(_WIDTH)
     counts = [np.bincount(each.astype(np.int64), minlength=_WIDTH) for each in (hashed, hashed[:1])]
     return np.r_[counts[0] / max(1, len(ids)), counts[1], np.log1p(len(ids))]
+
+
+def cut_texts(texts: Sequence[str]) -> tuple[int, int, list[str]] | None:
+    """Return the count and the length of the longest texts, and their last words, if a limit has cut them.
+
+    They are cut if they end with a letter, some within a word that others have whole or cut later.
+    """
+    longest = max(map(len, texts), default=0)
+    words = [text.split()[-1] for text in texts if len(text) == longest and text[-1:].isalpha()]
+    distinct = sorted(set(words))
+    is_within_word = any(other.startswith(word) for word, other in pairwise(distinct))
+    return (len(words), longest, distinct) if is_within_word else None
 
 
 def prompt_tokens(sample: Sample) -> npt.NDArray[np.int32]:

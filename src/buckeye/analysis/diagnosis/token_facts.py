@@ -102,7 +102,15 @@ class TokenFacts:
 
         The log-prob changes of sampler and trainer, and the sample of the later token.
         """
-        rows = np.flatnonzero(self.fresh)
+        return self._changes(self.fresh)
+
+    @cached_property
+    def changes_at_any_age(self) -> tuple[Array, Array, Array]:
+        """Like `changes`, but with tokens of older weights too. The trainer is then ahead of the sampler."""
+        return self._changes((self.version >= 0) & np.isfinite(self.trainer))
+
+    def _changes(self, chosen: Array) -> tuple[Array, Array, Array]:
+        rows = np.flatnonzero(chosen)
         rows = rows[np.lexsort((self.version[rows], self.key[rows]))]
         begins = np.flatnonzero(np.diff(self.key[rows], prepend=self.key[rows][:1] - 1))
         first, last = rows[begins], rows[np.r_[begins[1:], len(rows)] - 1] if len(rows) else rows

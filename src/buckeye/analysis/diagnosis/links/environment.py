@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 import numpy as np
 
 from buckeye.analysis.diagnosis.facts import RECENT, DiagnosisFacts, Result
+from buckeye.analysis.diagnosis.prompts import cut_texts
 from buckeye.analysis.diagnosis.statistics import SURE, is_below, share_interval
 
 _READ = 24  # rollouts
@@ -61,8 +62,8 @@ def slow_environment(facts: DiagnosisFacts) -> Result:
 
 
 def observations(facts: DiagnosisFacts) -> Result:
-    """Find observations that are empty, equal for all actions, or missing in what the model reads."""
-    texts, actions, missing = Counter[str](), set[str](), 0
+    """Find observations that are empty, cut, equal for all actions, or missing in what the model reads."""
+    texts, whole, actions, missing = Counter[str](), list[str](), set[str](), 0
     for place in facts.query(
         "SELECT path, at, bytes, grp, number FROM rollouts WHERE {trained} AND turns > 1 "
         "ORDER BY step DESC, grp, number LIMIT ?",
@@ -80,6 +81,7 @@ def observations(facts: DiagnosisFacts) -> Result:
             content = rollout.messages[at].get("content")
             if isinstance(content, str):
                 text = "".join(content.split())
+                whole.append(content)
                 missing += text[:_HEAD] not in told and text[-_HEAD:] not in told
                 texts[text] += 1
     count = texts.total()
@@ -92,13 +94,18 @@ def observations(facts: DiagnosisFacts) -> Result:
     if len(actions) > 2 and share_interval(alike, count, 2.0)[0] > 0.8:
         seen = f"{alike} of {count} observations are equal, after {len(actions)} different actions"
         return facts.finding("observations_lost", seen, confidence="possible")
+    cut = cut_texts(whole)
+    if cut is not None and share_interval(cut[0], count, 2.0)[0] > 0.3:
+        seen = f"{cut[0]} of {count} observations end with a letter after {cut[1]} characters"
+        return facts.finding("observations_lost", f"{seen}, with the parts of words {cut[2][:3]}")
     return f"{texts['']} of {count} observations empty, {missing} missing in the model's text, {alike} equal"
 
 
 def stale_observations(facts: DiagnosisFacts) -> Result:
     """Find a second observation that repeats what distinguishes the first one, though later ones change.
 
-    Words that distinguish prompts are those that some first prompts have, but not all.
+    Words that distinguish prompts are those that some first prompts have, but not all, and that recur in
+    third observations: a number of the task does not.
     """
     observed = list[list[set[str]]]()
     for place in facts.query(
@@ -117,6 +124,7 @@ def stale_observations(facts: DiagnosisFacts) -> Result:
         return None
     firsts = [words[0] for words in observed]
     varied = set[str]().union(*firsts) - set[str].intersection(*firsts)
+    varied &= set[str]().union(*(words[2] for words in observed))
     repeats, changes = (
         sum((words[at] & varied == words[at + 1] & varied) is equal for words in observed)
         for at, equal in ((0, True), (1, False))

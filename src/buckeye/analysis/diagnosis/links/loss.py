@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from itertools import combinations, groupby, islice
+from itertools import chain, combinations, groupby, islice
 from operator import itemgetter
+from typing import Any
 
 import numpy as np
+from pydantic import TypeAdapter, ValidationError
 
-from buckeye.analysis.diagnosis.facts import LEAST_TRAINED, DiagnosisFacts, Place, Result
+from buckeye.analysis.diagnosis.facts import LEAST_TRAINED, LONG, DiagnosisFacts, Place, Result
 from buckeye.analysis.diagnosis.statistics import SURE, mean_interval, rms, share_interval, slope_interval
+from buckeye.config.rewards import AdvantageConfig, CustomAdvantageConfig
+from buckeye.envs.base import Task
+from buckeye.monitor.rollouts import RecordedRollout, read_rollouts
+from buckeye.orchestrator.advantages import Scored, batch_advantages, shaped_turn_rewards
+from buckeye.runs.trained_step import TrainedStep
 
 _MIN_TOKENS = 40
 _MIN_PAIRS = 20
@@ -81,23 +88,99 @@ def advantages_against_rewards(facts: DiagnosisFacts) -> Result:
     )
 
 
+def recomputed_advantages(facts: DiagnosisFacts) -> Result:
+    """Find advantages other than those that the settings define for the recorded rewards."""
+    found = facts.run.setting("orchestrator")
+    if not found or "advantage" not in found:
+        return None
+    try:
+        settings = _ADVANTAGE.validate_python(found["advantage"])
+    except ValidationError:  # settings of another version of Buckeye
+        return None
+    if isinstance(settings, CustomAdvantageConfig):
+        return None
+    wrong, count = list[tuple[int, int]](), 0
+    for kept in facts.batches:
+        groups = defaultdict[int, list[RecordedRollout]](list)
+        for rollout in _trained_rollouts(facts, kept):
+            groups[rollout.group].append(rollout)
+        expected = batch_advantages([list(map(_as_scored, group)) for group in groups.values()], settings)
+        for (number, group), advantages in zip(groups.items(), expected, strict=True):
+            count += 1
+            recorded = list(chain.from_iterable(rollout.advantages or () for rollout in group))
+            theirs = np.array(list(chain.from_iterable(advantages)))
+            if len(recorded) != len(theirs) or not np.allclose(recorded, theirs, rtol=1e-3, atol=1e-5):
+                wrong.append((kept.batch.step, number))
+    what = "groups have other advantages than the settings define for their rewards"
+    return facts.share_finding(
+        "advantages_misplaced", wrong, count, what, most=0.05, least=10, confidence="sure"
+    )
+
+
+_ADVANTAGE = TypeAdapter[Any](AdvantageConfig | None)
+
+
+def _trained_rollouts(facts: DiagnosisFacts, kept: TrainedStep) -> list[RecordedRollout]:
+    """Return the recorded rollouts of a batch; none if it is of another attempt."""
+    recorded, _ = read_rollouts(facts.run.path, kept.batch.step) if kept.origins else ([], 0)
+    return [one for one in recorded if one.dropped is None and not one.retried and one.reward is not None]
+
+
+def _as_scored(rollout: RecordedRollout) -> Scored:
+    """Return the reward and the turn rewards, shaped, as they were compared within the group."""
+    reward = rollout.reward if rollout.shaped_reward is None else rollout.shaped_reward
+    assert reward is not None
+    assert rollout.reward is not None
+    added = reward - rollout.reward
+    return Scored(
+        reward=reward,
+        turn_rewards=shaped_turn_rewards(rollout.turn_rewards or None, rollout.turns, rollout.reward, added),
+        turn_lengths=(),
+        task=Task(id=rollout.task_id, messages=()),
+        replies=(),
+    )
+
+
 def misplaced_advantages(facts: DiagnosisFacts) -> Result:
-    """Find samples with the advantage of another rollout, or with the tokens of another one of the group."""
-    wrong, groups = list[Place](), defaultdict[tuple[int, int], list[tuple[Place, int, int]]](list)
-    for place, sample, (advantage, turns, sampled) in facts.samples("advantage, turns, completion_tokens"):
-        if advantage is not None and turns == 1 and sample.loss_mask.any():
-            groups[place[:2]].append((place, int(sample.loss_mask.sum()), sampled))
-            apart = abs(float(sample.advantages[sample.loss_mask].mean()) - advantage)
-            wrong += [place] if apart > 1e-4 * (1 + abs(advantage)) else []
-    for members in groups.values():
-        _, trained, sampled = zip(*members, strict=True)
-        if sorted(trained) == sorted(sampled):  # the same lengths, perhaps in another order
-            wrong += [place for place, ours, theirs in members if ours != theirs]
-    count = sum(map(len, groups.values()))
+    """Find samples with advantages of another rollout or turn, or with tokens of another rollout."""
+    wrong, count = list[Place](), 0
+    for kept in facts.batches:
+        recorded = {(one.group, one.number): one for one in _trained_rollouts(facts, kept)}
+        turns, groups = kept.turns(), defaultdict[int, list[tuple[Place, int, int]]](list)
+        for sample, origin, start in zip(kept.batch.samples, kept.origins, kept.starts, strict=False):
+            rollout = recorded.get(origin[:2])
+            if (
+                rollout is None
+                or not rollout.advantages
+                or rollout.turns_branched
+                or not sample.loss_mask.any()
+            ):
+                continue
+            place, mask = (kept.batch.step, *origin[:2]), sample.loss_mask
+            at = turns[start : start + len(mask)][mask]
+            expected = np.array(rollout.advantages)[np.minimum(at, len(rollout.advantages) - 1)]
+            count += 1
+            wrong += [place] if not np.allclose(sample.advantages[mask], expected, 1e-3, 1e-5) else []
+            if rollout.turns == 1:
+                groups[origin[0]].append((place, int(mask.sum()), rollout.completion_tokens))
+                wrong += [place] if _is_other_reply(facts, rollout, sample.token_ids[mask].tolist()) else []
+        for members in groups.values():
+            _, trained, sampled = zip(*members, strict=True)
+            if sorted(trained) == sorted(sampled):  # the same lengths, perhaps in another order
+                wrong += [place for place, ours, theirs in members if ours != theirs]
     what = "samples have an advantage or tokens that differ from those of their rollout"
     return facts.share_finding(
         "advantages_misplaced", wrong, count, what, most=0.05, least=20, errors=SURE, confidence="sure"
     )
+
+
+def _is_other_reply(facts: DiagnosisFacts, rollout: RecordedRollout, sampled: list[int]) -> bool:
+    """Return True if as many tokens as the reply has are not its text."""
+    reply = rollout.messages[-1].get("content") if rollout.messages else None
+    if facts.tokenizer is None or not isinstance(reply, str) or len(sampled) != rollout.completion_tokens:
+        return False
+    decoded = facts.tokenizer.decode(sampled, skip_special_tokens=False)
+    return "".join(reply.split()) not in "".join(decoded.split())
 
 
 def untrained_tokens(facts: DiagnosisFacts) -> Result:
@@ -193,7 +276,7 @@ def no_gradient(facts: DiagnosisFacts) -> Result:
 def penalty_too_strong(facts: DiagnosisFacts) -> Result:
     """Find a KL or an entropy term that outweighs the rewards, in a run that does not learn."""
     loss, std = facts.run.setting("trainer.loss") or {}, facts.early_mean("orchestrator/reward/std")
-    terms = [(name, float(loss.get(name) or 0.0), limit) for name, limit in _MOST_PENALTY.items()]
+    terms = [(name, abs(float(loss.get(name) or 0.0)), limit) for name, limit in _MOST_PENALTY.items()]
     name, size, limit = max(terms, key=lambda term: term[1] / term[2])
     if not size or not std:
         return None
@@ -205,6 +288,47 @@ def penalty_too_strong(facts: DiagnosisFacts) -> Result:
 
 _MOST_PENALTY = {"kl_coef": 2.0, "entropy_coef": 0.3}
 """Largest coefficients of the terms of the loss, in standard deviations of the rewards."""
+
+
+def reference_moves(facts: DiagnosisFacts) -> Result:
+    """Find a reference model that always equals the policy, though updates change the policy."""
+    divergences = list(facts.values("trainer/reference_kl").values())
+    changes = list(facts.values("trainer/update/logprob_change").values())
+    if (
+        not (facts.run.setting("trainer.loss") or {}).get("kl_coef")
+        or len(divergences) < LONG // 2
+        or not changes
+    ):
+        return None
+    highest = max(map(abs, divergences))
+    measured = (
+        f"the policy is at most {highest:.2g} nats from the reference, an update moves it {max(changes):.2g}"
+    )
+    if max(changes) < 10 * facts.rounding_tolerance or highest > 0.01 * max(changes) ** 2:
+        return measured
+    return facts.finding("reference_moves", measured)
+
+
+def noise_normalized(facts: DiagnosisFacts) -> Result:
+    """Find large advantages in groups whose rewards differ by less than a hundredth of all rewards' spread.
+
+    Dividing by the standard deviation of a group makes any difference large.
+    """
+    rows = facts.query(
+        "SELECT max(reward) - min(reward) spread, sum(abs(advantage)), step, grp FROM rollouts "
+        "WHERE {trained} AND dropped IS NULL AND advantage IS NOT NULL GROUP BY step, grp HAVING spread > 0"
+    )
+    if facts.run.setting("orchestrator.advantage.std_norm") != "local" or len(rows) < _MIN_PAIRS:
+        return None
+    widest = max(row[0] for row in rows)
+    small = [row for row in rows if row[0] < 0.01 * widest]
+    share = sum(row[1] for row in small) / max(1e-12, sum(row[1] for row in rows))
+    measured = (
+        f"groups whose rewards differ by less than {0.01 * widest:.2g} have {share:.0%} of the advantages"
+    )
+    if share < 0.3:
+        return f"{measured} (at most 30 %)"
+    return facts.finding("noise_normalized", measured, *small[-1][2:])
 
 
 def update_against_advantages(facts: DiagnosisFacts) -> Result:
@@ -221,10 +345,13 @@ CHECKS = (
     unsampled_tokens,
     shifted_logprobs,
     advantages_against_rewards,
+    recomputed_advantages,
     misplaced_advantages,
     untrained_tokens,
     kl_of_the_wrong_sign,
     penalty_too_strong,
+    reference_moves,
+    noise_normalized,
     bounds_too_narrow,
     no_gradient,
     update_against_advantages,

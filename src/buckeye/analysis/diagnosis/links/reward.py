@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +28,7 @@ _USEFUL_GROUPS = 100
 _MOST_ALIKE = 0.3
 _MOST_UNEXPLAINED = 0.02
 _OFTEN = 0.3
+_MANY_TIMES = 3.0
 _EQUAL_SPREAD = 0.99
 """Shaping that cancels the rewards differs exactly as much as they do."""
 _SCORE = re.compile(r"score|acc|correct|exact|success|solv|win|pass|match|grade", re.IGNORECASE)
@@ -88,13 +90,9 @@ def grader_disagrees(facts: DiagnosisFacts) -> Result:
     The measured quantity is the share of the rewards' variance that remains among equal replies to the same
     task. If few replies are equal, only `--try` can detect this.
     """
-    rows = facts.query(
-        "SELECT count(*), avg(reward), avg(reward * reward), max(reward) - min(reward), max(step), max(grp) "
-        "FROM rollouts WHERE {trained} AND text IS NOT NULL GROUP BY env, task, text HAVING count(*) > 1"
-    )
+    rows, other = _repeated_replies(facts)
     if len(rows) < _MIN_PAIRS:
         return None
-    other = [row for row in rows if row[3] > _EQUAL]
     counts, means, squares = np.array([row[:3] for row in rows], float).T
     within = float((counts * np.maximum(0.0, squares - means**2)).sum() / (counts - 1).sum())
     ((total,),) = facts.query(
@@ -108,6 +106,32 @@ def grader_disagrees(facts: DiagnosisFacts) -> Result:
     *_, apart, step, group = max(other, key=lambda row: row[3])
     seen = f"{measured}, up to {apart:g} apart; chance is {share:.0%} of the variance of the rewards"
     return facts.finding("grader_random", seen, step, group, confidence="sure" if low > 0.1 else "likely")
+
+
+def _repeated_replies(facts: DiagnosisFacts) -> tuple[list[tuple[Any, ...]], list[tuple[Any, ...]]]:
+    """Return all replies that a task got more than once, and those with different rewards.
+
+    A row has count, mean, mean square and range of the rewards, and the last step and group.
+    """
+    rows = facts.query(
+        "SELECT count(*), avg(reward), avg(reward * reward), max(reward) - min(reward), max(step), max(grp) "
+        "FROM rollouts WHERE {trained} AND text IS NOT NULL GROUP BY env, task, text HAVING count(*) > 1"
+    )
+    return rows, [row for row in rows if row[3] > _EQUAL]
+
+
+def sometimes_random(facts: DiagnosisFacts) -> Result:
+    """Find some equal replies with different rewards, in a run that does not learn.
+
+    A judge with noise gives nearly all of them different rewards; state that rollouts share changes some.
+    This is evidence only if no other link is broken, so it is not in `CHECKS`.
+    """
+    rows, other = _repeated_replies(facts)
+    low, high = share_interval(len(other), len(rows), 2.0)
+    if facts.outcome is None or not facts.outcome.is_flat or low < 0.05 or high > _NEARLY_ALL:
+        return None
+    seen = f"{len(other)} of {len(rows)} repeated replies got different rewards"
+    return facts.finding("grader_random", seen, *other[-1][4:])
 
 
 def shared_rewards(facts: DiagnosisFacts) -> Result:
@@ -214,7 +238,8 @@ def _against_evaluation(facts: DiagnosisFacts) -> Finding | None:
 def component_outweighed(facts: DiagnosisFacts) -> Result:
     """Find a rewarded component that falls below a third of its first mean while the reward rises.
 
-    The weights of the components are those of a least-squares fit of the rewards.
+    Or find a score of a small weight that does not rise. The weights are those of a least-squares fit of the
+    rewards.
     """
     rows = facts.query(
         "SELECT step, reward, components FROM rollouts WHERE {trained} AND components IS NOT NULL "
@@ -237,7 +262,36 @@ def component_outweighed(facts: DiagnosisFacts) -> Result:
         if is_below(after, before) and after.mean() < before.mean() / 3:
             seen = f"`{names[column]}` falls from {before.mean():.2f} to {after.mean():.2f}"
             return facts.finding("component_outweighed", f"{seen}, and the reward rises")
+        is_small = weights[column] < weights.max() / _MANY_TIMES and _SCORE.search(names[column])
+        if (
+            is_small
+            and not is_below(before, after, 2.0)
+            and after.mean() < _NEARLY_ALL * table[:, column].max()
+        ):
+            seen = f"`{names[column]}` stays at {after.mean():.2f}, with a weight of {weights[column]:.2g}"
+            return facts.finding(
+                "component_outweighed",
+                f"{seen}, and the reward rises by `{names[int(weights.argmax())]}`, with {weights.max():.2g}",
+            )
     return f"{len(names)} components make up the reward, and none of them is lost"
+
+
+def settled_below_best(facts: DiagnosisFacts) -> Result:
+    """Find a policy that nearly always gets one reward in the end, and got higher ones at first."""
+    rows = facts.query("SELECT round(reward, 6), step FROM rollouts WHERE {trained}")
+    late = [reward for reward, step in rows if step > facts.last - RECENT]
+    first = [reward for reward, step in rows if step <= facts.early]
+    if not facts.has_risen or min(len(late), len(first)) < 40:
+        return None
+    usual, count = Counter(late).most_common(1)[0]
+    above = sum(reward > usual for reward in first)
+    higher = above / len(first)
+    measured = (
+        f"{count / len(late):.0%} of the last rewards are {usual:g}, {higher:.0%} of the first were higher"
+    )
+    if share_interval(count, len(late), 2.0)[0] < 0.9 or share_interval(above, len(first), 2.0)[0] < 0.03:
+        return measured
+    return facts.finding("settled_below_best", measured)
 
 
 def unlearned_rewards(facts: DiagnosisFacts) -> Result:
@@ -316,6 +370,7 @@ CHECKS = (
     shaping_outweighs,
     component_outweighed,
     reward_sign,
+    settled_below_best,
     one_environment_dominates,
     rare_rewards,
 )

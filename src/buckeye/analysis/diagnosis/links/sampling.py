@@ -24,6 +24,7 @@ _LEAST_APART = 0.02  # nats
 _ENOUGH_TO_COMPARE = 100  # tokens
 _SURE_OF_SAMPLING = 5.0
 _NEARLY_ALL_GROUPS = 0.9
+_NEARLY_BEST = 0.9
 
 
 def equal_seeds(facts: DiagnosisFacts) -> Result:
@@ -80,7 +81,10 @@ def truncated_replies(facts: DiagnosisFacts) -> Result:
     share, share_at_first = len(cut) / (len(cut) + len(ended)), sum(first) / max(1, len(first))
     measured = f"{share:.0%} of the replies cut off, {share_at_first:.0%} at first"
     if min(share, share_at_first) >= NEARLY_ALL:
-        return facts.finding("truncated", measured, confidence="possible")
+        best, late = max(row[0] for row in rows), float(np.mean([row[0] for row in cut]))
+        is_capped = 0.0 < best < 1.0 and late > _NEARLY_BEST * best
+        seen = f"{measured}; no reply has a reward above {best:g}, the last ones have {late:.2f}"
+        return facts.finding("truncated", seen, confidence="likely" if is_capped else "possible")
     if min(share, share_at_first) < 0.2 or min(len(cut), len(ended)) < _MIN_REPLIES:
         return f"{measured} (at most 20 %)"
     rewards, others = ([row[0] for row in kind] for kind in (cut, ended))

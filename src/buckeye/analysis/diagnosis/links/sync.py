@@ -9,6 +9,10 @@ from buckeye.analysis.diagnosis.statistics import rms, share_interval, slope_int
 
 _ENOUGH = 40
 """Minimum number of tokens for a finding."""
+_RECENT = 3
+_MIN_CHANGES = 3
+_MOST_PER_UPDATE = 4.0
+_MOST_AGE = 3  # steps
 
 
 def weights_do_not_arrive(facts: DiagnosisFacts) -> Result:
@@ -20,6 +24,12 @@ def weights_do_not_arrive(facts: DiagnosisFacts) -> Result:
     first = facts.tokens.initial_logprob_gap()
     if len(first) >= _ENOUGH and rms(first) > 3 * facts.rounding_tolerance:
         return None  # they already disagree on the initial weights
+    if facts.is_sampler_stale:
+        moved = rms(facts.tokens.changes_at_any_age[1])
+        seen = (
+            f"after the same text, the trainer's log-probs moved by {moved:.3f} nats, the sampler's did not"
+        )
+        return facts.finding("stale_weights", seen, confidence="sure")
     clear = np.abs(trainer) > max(10 * facts.measured_tolerance, 0.01)
     if clear.sum() < 10:
         return None
@@ -65,6 +75,40 @@ def mismatch_grows(facts: DiagnosisFacts) -> Result:
     return facts.finding("mismatch_after_updates", measured)
 
 
+def aged_tokens(facts: DiagnosisFacts) -> Result:
+    """Find tokens of older weights that differ more between sampler and trainer than updates explain.
+
+    `trainer/update/logprob_change` is the change that an update makes.
+    """
+    tokens, changes = facts.tokens, facts.values("trainer/update/logprob_change").values()
+    aged = (tokens.version >= 0) & (tokens.version < tokens.step) & np.isfinite(tokens.trainer)
+    per_update = np.abs(tokens.logprob_gap) / np.maximum(1, tokens.step - tokens.version)
+    steps = [step for step in np.unique(tokens.step) if (aged & (tokens.step == step)).sum() >= _ENOUGH]
+    gaps = [float(per_update[aged & (tokens.step == step)].mean()) for step in steps[-_RECENT:]]
+    if len(changes) < _MIN_CHANGES or len(gaps) < _RECENT:
+        return None
+    measured = (
+        f"sampler and trainer {np.median(gaps):.2g} nats per update apart, an update changes up to "
+        f"{max(changes):.2g}"
+    )
+    if np.median(gaps) <= _MOST_PER_UPDATE * max(changes) + facts.rounding_tolerance:
+        return measured
+    return facts.finding("mismatch_after_updates", measured)
+
+
+def evaluated_old_weights(facts: DiagnosisFacts) -> Result:
+    """Find evaluations of weights that are much older than their step."""
+    rows = facts.query(
+        "SELECT step, min(oldest_version) FROM rollouts WHERE {evaluated} AND oldest_version IS NOT NULL "
+        "GROUP BY step ORDER BY step"
+    )
+    old = [step for step, version in rows if version < min(step, facts.last + 1) - _MOST_AGE]
+    if len(rows) < 2:
+        return None
+    measured = f"{len(old)} of {len(rows)} evaluations are of weights more than {_MOST_AGE} steps old"
+    return measured if not old else facts.finding("stale_evaluations", measured, old[0])
+
+
 def stale_evaluations(facts: DiagnosisFacts) -> Result:
     """Find evaluations that all have the same rewards, though the training reward has risen."""
     evaluations = facts.evaluations
@@ -77,4 +121,4 @@ def stale_evaluations(facts: DiagnosisFacts) -> Result:
     return facts.finding("stale_evaluations", measured)
 
 
-CHECKS = (weights_do_not_arrive, mismatch_grows, stale_evaluations)
+CHECKS = (weights_do_not_arrive, mismatch_grows, aged_tokens, evaluated_old_weights, stale_evaluations)

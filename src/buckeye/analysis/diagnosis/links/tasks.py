@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from itertools import chain, pairwise, takewhile
+from itertools import chain, takewhile
 
 import numpy as np
 import numpy.typing as npt
 
 from buckeye.analysis.diagnosis.facts import LONG, RECENT, DiagnosisFacts, Result
-from buckeye.analysis.diagnosis.prompts import token_features
+from buckeye.analysis.diagnosis.prompts import cut_texts, token_features
 from buckeye.analysis.diagnosis.statistics import centered, explained_by_window, is_below, share_interval
 from buckeye.monitor.rollouts import RecordedRollout
 
@@ -134,10 +134,19 @@ def answer_in_prompt(facts: DiagnosisFacts) -> Result:
     held_out = facts.evaluations[-1] if facts.evaluations else []
     trained = [row[2] for row in rows if row[0] >= facts.last - RECENT]
     behind = len(held_out) >= 10 and is_below(held_out, trained)
+    apart = _evaluations_hide_answers(facts)
     seen = f"{measured}, word for word" + (", and held-out tasks have lower rewards" if behind else "")
+    seen += ", and those of evaluations are not" if apart else ""
     return facts.finding(
-        "answer_in_prompt", seen, *copied[-1][:2], confidence="likely" if behind else "possible"
+        "answer_in_prompt", seen, *copied[-1][:2], confidence="likely" if behind or apart else "possible"
     )
+
+
+def _evaluations_hide_answers(facts: DiagnosisFacts) -> bool:
+    """Return True if few of the evaluation's answers with the highest reward are in their prompts."""
+    rows = facts.query("SELECT reward, echoes FROM rollouts WHERE {evaluated} AND echoes IS NOT NULL")
+    paid = [echoes for reward, echoes in rows if reward >= max(row[0] for row in rows) - _EQUAL]
+    return len(paid) >= _MIN_PROMPTS and share_interval(sum(paid), len(paid), 2.0)[1] < 0.5
 
 
 def evaluated_on_train(facts: DiagnosisFacts) -> Result:
@@ -172,13 +181,11 @@ def cut_prompts(facts: DiagnosisFacts) -> Result:
     texts = [_prompt(rollout) for rollout in facts.first_rollouts("train", _PROMPTS)]
     if len(texts) < _MIN_PROMPTS:
         return None
-    longest = max(map(len, texts))
-    full = [text.split()[-1] for text in texts if len(text) == longest and text[-1:].isalpha()]
-    words = sorted(set(full))
-    is_within_word = any(other.startswith(word) for word, other in pairwise(words))
-    measured = f"{len(full)} of {len(texts)} prompts end with a letter after {longest} characters"
-    if not is_within_word or share_interval(len(full), len(texts), 2.0)[0] < 0.5:
+    cut = cut_texts(texts)
+    if cut is None or share_interval(cut[0], len(texts), 2.0)[0] < 0.5:
         return None
+    count, longest, words = cut
+    measured = f"{count} of {len(texts)} prompts end with a letter after {longest} characters"
     return facts.finding("cut_prompts", f"{measured}, with the parts of words {words[:3]}", facts.early)
 
 

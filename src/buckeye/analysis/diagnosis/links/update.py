@@ -177,6 +177,8 @@ def _jumps(facts: DiagnosisFacts) -> dict[int, float]:
     """
     tokens = facts.tokens
     found = dict[int, float]()
+    if facts.is_sampler_stale:
+        return found
     old = np.isfinite(tokens.trainer) & (tokens.version == tokens.step - 1) & (tokens.version >= 0)
     for step in np.unique(tokens.step[old]):
         found[int(step)] = _change_of_a_fifth(tokens.logprob_gap[old & (tokens.step == step)])
