@@ -207,6 +207,29 @@ def with_metrics(run, metrics):
     return run
 
 
+@pytest.mark.parametrize("name", ["top_k", "top_p"])
+def test_a_narrow_sampling_is_not_taken_for_a_model_with_one_reply(tmp_path, name):
+    sampling = {"orchestrator": {"sampling": {name: {"top_k": 1, "top_p": 0.1}[name]}}}
+    run = make(tmp_path / "run", replace(FLAT, settings=sampling))
+    assert named(with_metrics(run, BY_METRICS["one_reply"][1]))[0] == "temperature_too_low"
+
+
+AGREEMENT = {0: 0.05, 1: 0.0, 3: 0.1, 7: 0.1}
+BY_ELIMINATION = {
+    "stale_samples": lambda step: {"staleness_mean": 5.0},
+    "update_against_advantages": lambda step: (
+        {"update/agreement": AGREEMENT[step]} if step in AGREEMENT else {}
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BY_ELIMINATION)
+def test_weak_evidence_counts_in_a_run_that_does_not_learn(tmp_path, name):
+    run = make(tmp_path / "run", PLANTED["rewards_unlearned"])
+    with_metrics(run, lambda step: {"trainer": BY_ELIMINATION[name](step)})
+    assert named(run)[0] == name
+
+
 @pytest.mark.parametrize("name", BY_METRICS)
 def test_what_metrics_and_settings_show_is_named_first(tmp_path, name):
     settings, metrics = BY_METRICS[name]

@@ -44,6 +44,8 @@ _BY_ELIMINATION: Sequence[tuple[str, Check]] = (
     ("environment", environment.unrepeatable_observations),
     ("reward", reward.sometimes_random),
     ("tasks", tasks.unused_prompts),
+    ("sampling", sampling.stale_samples),
+    ("advantage and loss", loss.updates_miss_advantages),
     ("reward", reward.unlearned_rewards),
 )
 """Checks, with their links, whose findings are causes only if no other link is broken."""

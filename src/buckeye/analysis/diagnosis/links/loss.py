@@ -21,6 +21,9 @@ from buckeye.runs.trained_step import TrainedStep
 _MIN_TOKENS = 40
 _MIN_PAIRS = 20
 _MAX_PAIRS = 100_000
+_FIRST_UPDATES = 4
+_LEAST_AGREEMENT = 0.08
+"""Cosine of log-prob changes and advantages. Runs that learn have 0.1 to 0.7 in their first updates."""
 LORA_ALPHA = "trainer.model.experimental.lora.alpha"
 
 
@@ -339,6 +342,23 @@ def update_against_advantages(facts: DiagnosisFacts) -> Result:
     low, high = mean_interval(values, 2.0)
     measured = f"updates agree {np.mean(values):+.2f} with the advantages ({low:+.2f} to {high:+.2f})"
     return measured if high > 0.0 else facts.finding("update_against_advantages", measured)
+
+
+def updates_miss_advantages(facts: DiagnosisFacts) -> Result:
+    """Find first updates that hardly follow the advantages, in a run that does not learn.
+
+    This is evidence only if no other link is broken, so it is not in `CHECKS`.
+    """
+    values = list(facts.values("trainer/update/agreement").values())[:_FIRST_UPDATES]
+    if (
+        len(values) < 3
+        or facts.outcome is None
+        or not facts.outcome.is_flat
+        or np.mean(values) > _LEAST_AGREEMENT
+    ):
+        return None
+    seen = f"the first updates agree only {np.mean(values):+.2f} with the advantages, and {facts.outcome}"
+    return facts.finding("update_against_advantages", seen)
 
 
 CHECKS = (

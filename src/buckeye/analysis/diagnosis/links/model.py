@@ -19,6 +19,7 @@ _CERTAIN = -0.05  # nats
 _MOST_MISMATCH = 0.1
 HIGH_TEMPERATURE = 1.5
 LOW_TEMPERATURE = 0.5
+_NARROW_TOP_P = 0.5
 
 
 def first_replies(facts: DiagnosisFacts) -> Result:
@@ -32,11 +33,21 @@ def first_replies(facts: DiagnosisFacts) -> Result:
     if logprob <= RANDOM_LOGPROB and temperature < HIGH_TEMPERATURE and not facts.has_risen:
         return facts.finding("untrained", f"{measured}: they are random tokens", step)
     is_cut_off = (facts.early_mean("orchestrator/is_truncated/mean") or 0.0) >= NEARLY_ALL
-    is_certain = not is_cut_off and logprob > _CERTAIN and temperature > LOW_TEMPERATURE
+    is_certain = not is_cut_off and logprob > _CERTAIN and narrow_sampling(facts) is None
     if is_certain and (alike or 0.0) > _MOST_ALIKE:
         seen = f"at first {alike:.0%} of the groups had identical rollouts, at a probability near 1"
         return facts.finding("one_reply", seen, step)
     return f"{measured} (random weights: below {RANDOM_LOGPROB:g})"
+
+
+def narrow_sampling(facts: DiagnosisFacts) -> str | None:
+    """Return the sampling setting that leaves nearly only the most likely tokens; None without one."""
+    limits = {"temperature": (0.0, LOW_TEMPERATURE), "top_k": (1, 2), "top_p": (0.0, _NARROW_TOP_P)}
+    for name, (low, high) in limits.items():
+        value = facts.run.setting(f"orchestrator.sampling.{name}")
+        if value is not None and low <= value <= high:
+            return f"{name} = {value:g}"
+    return None
 
 
 def no_assistant_header(facts: DiagnosisFacts) -> Result:

@@ -8,7 +8,7 @@ from collections import defaultdict
 import numpy as np
 
 from buckeye.analysis.diagnosis.facts import RECENT, DiagnosisFacts, Result
-from buckeye.analysis.diagnosis.links.model import HIGH_TEMPERATURE, LOW_TEMPERATURE
+from buckeye.analysis.diagnosis.links.model import HIGH_TEMPERATURE, narrow_sampling
 from buckeye.analysis.diagnosis.statistics import is_below, mean_interval, rms, share_interval, slope_interval
 from buckeye.monitor.learning_findings import RANDOM_LOGPROB
 from buckeye.monitor.verdicts import NEARLY_ALL
@@ -25,6 +25,7 @@ _ENOUGH_TO_COMPARE = 100  # tokens
 _SURE_OF_SAMPLING = 5.0
 _NEARLY_ALL_GROUPS = 0.9
 _NEARLY_BEST = 0.9
+_OLD = 3.0  # steps
 
 
 def equal_seeds(facts: DiagnosisFacts) -> Result:
@@ -62,9 +63,10 @@ def temperature(facts: DiagnosisFacts) -> Result:
     if alike is None:
         return None
     measured = f"at first {alike:.0%} of the groups had identical rollouts"
-    if setting > LOW_TEMPERATURE or alike < _MOST_ALIKE:
+    narrow = narrow_sampling(facts)
+    if narrow is None or alike < _MOST_ALIKE:
         return f"{measured} (at most {_MOST_ALIKE:.0%})"
-    seen = f"{measured}, at a temperature of {setting:g}"
+    seen = f"{measured}, with {narrow}"
     return facts.finding("temperature_too_low", seen, until=facts.early)
 
 
@@ -95,6 +97,19 @@ def truncated_replies(facts: DiagnosisFacts) -> Result:
         "truncated_replies",
         f"{share:.0%} of the replies are cut off after {length:.0f} tokens, with a mean reward of "
         f"{np.mean(rewards):.2f}, that of complete replies is {np.mean(others):.2f}",
+    )
+
+
+def stale_samples(facts: DiagnosisFacts) -> Result:
+    """Find tokens of weights that are several steps old on average, in a run that does not learn.
+
+    This is evidence only if no other link is broken, so it is not in `CHECKS`.
+    """
+    ages = list(facts.values("trainer/staleness_mean").values())
+    if not ages or facts.outcome is None or not facts.outcome.is_flat or np.mean(ages) < _OLD:
+        return None
+    return facts.finding(
+        "stale_samples", f"trained tokens are of weights {np.mean(ages):.1f} steps old on average"
     )
 
 
