@@ -12,7 +12,7 @@
     ├── StoreError            an object store is unreachable, or refuses
     ├── DiskFullError         the disk is full, and the wait for space has ended
     ├── RemoteError           a remote machine, its connection or its provider failed
-    │   ├── AccountError      the account does not permit it: key, rights or money
+    │   ├── AccountError      the key of an account is invalid or lacks rights, or its balance is empty
     │   ├── OfferRefusedError an offered machine is unavailable; another one may be available
     │   └── PodGoneError      a pod no longer exists, or will never be ready
     └── RunError              a process of a run ended or stalled
@@ -162,7 +162,7 @@ class RemoteError(BuckeyeError):
 
 
 class AccountError(RemoteError):
-    """The account at a provider does not permit it: key, rights or money."""
+    """A provider refuses a request: the key is invalid or lacks rights, or the balance is empty."""
 
     code = "BK-ACCOUNT"
     final = True

@@ -64,8 +64,8 @@ class TrainingRun:
     def metrics(self) -> Any:
         """Return the metrics of each step: a DataFrame if pandas is installed, else a list of dicts.
 
-        A row has the records of all processes on a step, and the mean reward of its batch as `reward`. The
-        final weights have no row, because no step follows them. `evaluations` may have results of them.
+        A row has the records of all processes on a step, and the mean reward of its batch as `reward`. An
+        evaluation of the final weights, after the last step, is only in `evaluations`.
         """
         steps = read_run_metrics(self.path / METRICS_FILE).steps()
         return _table(

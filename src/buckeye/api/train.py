@@ -115,8 +115,9 @@ def evaluate(
         reward: a function, a file, a built-in reward, or a list of them.
         env: in place of `dataset` and `reward`: an id, a path, or an environment object.
         reward_weights: the weight of each reward; 1 by default.
-        split: the split of the tasks. For a dataset: `eval` has the rows that a run holds out, and `train`
-            the others. Default: the split `test` or `validation`, or else all rows.
+        split: the split to evaluate on. For a dataset: `eval` (the rows that a run holds out), `train` (the
+            other rows), or a split of the dataset; by default its split `test` or `validation`, or else all
+            rows. For an environment: one of its splits; by default `eval`, or else `train`.
         prompt_column: the column with the prompts.
         answer_column: the column with the answers. Built-in rewards compare replies with the answers. A
             reward function receives the answer of its task as the parameter `answer`.
@@ -161,7 +162,8 @@ def evaluate(
     )
     CALLER_ENVIRONMENTS.extend([environment] if environment is not None else [])
     try:
-        with ThreadPoolExecutor(1) as thread:  # in a notebook, this thread has an event loop
+        # `run_eval` starts an event loop, which fails in a notebook's thread, because one is running there
+        with ThreadPoolExecutor(1) as thread:
             return thread.submit(run_eval, request).result()
     finally:
         if environment is not None:

@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 _MAX_CONNECTIONS = 4096
 _SPARE_DESCRIPTORS = 24  # for files, pipes and processes of the server
-_ACCEPT_BACKLOG = 1  # asyncio accepts this number of connections before the server can close one
+_ACCEPT_BACKLOG = 1  # asyncio's `backlog`: connections that it accepts before the server can close any
 _QUEUE_LENGTH = 1024
 _LOG_SECONDS = 10.0
 
@@ -80,7 +80,7 @@ class BoundedProtocol(H11Protocol):
     """HTTP connection that closes another connection if too many are open.
 
     Too many means more than 4,096, or more than the limit of open files allows. The connection that has been
-    idle for the longest time is closed. The limit also applies to clients without a key.
+    idle for the longest time is closed.
     """
 
     _idle_since = 0.0

@@ -93,9 +93,9 @@ def idle_spins(*, cores_to_itself: bool) -> str:
     A value that the user has set is returned unchanged.
 
     A small model starts the next operation within microseconds, and waking a thread takes longer. If no other
-    program uses the cores, 5,000 spins make the computation 1.1 to 1.7 times as fast. If another program
-    computes, 5,000 spins make it up to 1.9 times as slow, so the function returns 1,000. The default of
-    OpenMP, hundreds of thousands of spins, is ten times as slow.
+    program uses the cores, 5,000 spins make the computation 1.1 to 1.7 times as fast. If another program uses
+    them too, 5,000 spins make the computation up to 1.9 times as slow, so the function returns 1,000. The
+    default of OpenMP, hundreds of thousands of spins, makes it ten times as slow.
     """
     return os.environ.get("GOMP_SPINCOUNT", "5000" if cores_to_itself else "1000")
 
@@ -170,8 +170,8 @@ class ChildProcess:
     def returncode(self) -> int | None:
         """Exit code, or None while the program runs.
 
-        When this property first notices the end, it kills the other processes of the session. Later, another
-        process could have the id of the session.
+        When this property first notices the end, it kills the other processes of the session. It does this at
+        once, because the system may later give the id of the session to other processes.
         """
         if self._process.returncode is None and self._process.poll() is not None:
             self._finish()

@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 FIRST_LINE, RAREST_LINE = 5.0, 60.0
-"""Pause in seconds before the first line of `status_line` without a terminal, and the maximum pause.
+"""Pauses in seconds between the lines that `status_line` prints if stderr is not a terminal.
 
-Each pause is twice the previous pause.
+`FIRST_LINE` is the pause before the first line. Each pause is twice the previous pause, up to `RAREST_LINE`.
 """
 
 _MAX_LINES = 200

@@ -44,7 +44,7 @@ async def run_in_daemon_thread(work: Callable[[], T]) -> T:
     """Run `work()` in a thread that does not delay the end of the process, and return its result.
 
     If the caller is cancelled, the thread continues, and its result is dropped. An error of `work` is raised.
-    StopIteration becomes RuntimeError, because it would end the caller without a message.
+    A coroutine cannot raise StopIteration, so RuntimeError with the traceback of `work` is raised instead.
     """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Callable[[], T]] = loop.create_future()

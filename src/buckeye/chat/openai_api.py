@@ -58,7 +58,10 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "tool_choice": ("none", "auto"),
     "tools": ([],),
 }
-"""Unsupported fields, each with the values without effect. A request may only use these values or null."""
+"""Fields with the values that have no effect.
+
+If the type of a request does not have such a field, the request may only set one of these values or null.
+"""
 
 IGNORED_FIELDS = frozenset(
     {

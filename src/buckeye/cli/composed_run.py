@@ -254,7 +254,7 @@ def _write_and_start(
             return start_remote(file, flags)
         return start(plan.config, ["buckeye", "rl", "@", str(file)])
     except (BuckeyeError, KeyboardInterrupt) as error:
-        # Keep the file after other errors of a remote start, because their messages may name the file.
+        # If a remote start fails with an error other than UsageError, keep the file: the message may name it.
         if not machine.remote or isinstance(error, UsageError):
             _remove_unstarted(file, new_folders)
         raise

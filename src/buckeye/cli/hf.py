@@ -62,7 +62,7 @@ def hf(
     typer.echo(f"{path}: {counted(len(rows), 'task')} ({counts})")
     if inferred:
         image = lock.image if lock else ""
-        typer.echo(f"mcp_config of {counted(inferred, 'task')}: {image} (from {lock_file})")
+        typer.echo(f"added mcp_config to {counted(inferred, 'task')}: image {image} (from {lock_file})")
     if split and len(splits) == 1:
         warning = f"--split {split:g} of {counted(len(rows), 'task')} is 0 tasks: no split `test`"
         typer.echo(f"warning: {warning}", err=True)

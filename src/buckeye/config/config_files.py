@@ -19,8 +19,8 @@ TOO_DEEP = "lists or tables are nested too deeply"
 def read_file(name: str, flag: Location | None = None) -> Settings:
     """Return the settings of a TOML or JSON file.
 
-    `name` is the path that the user wrote. `flag` is the flag before `@ FILE`, or None. Raise `ConfigError`
-    if the file cannot be read.
+    `name` is the path that the user wrote. `flag` is `--SECTION` for the arguments `--SECTION @ FILE`, and
+    None for `@ FILE`. Raise `ConfigError` if the file cannot be read.
     """
     at = flag.text if flag is not None else None
     if name.endswith((".yaml", ".yml")):

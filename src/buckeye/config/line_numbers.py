@@ -139,7 +139,7 @@ class _TomlScanner(_Scanner):
     def _header(self, end: str) -> KeyPath:
         start = self.position
         keys = self.keys()
-        after, self.position = self.position + len(end), start  # `note` records the line of the header
+        after, self.position = self.position + len(end), start  # `note` records the line of `position`
         path: KeyPath = ()
         for i, key in enumerate(keys):
             path = (*path, key)

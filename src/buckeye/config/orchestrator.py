@@ -87,16 +87,17 @@ class OrchestratorConfig(BaseConfig):
     max_steps: PositiveInt | None = None
     """Number of batches. None: no limit."""
     max_async_level: NonNegativeInt = 1
-    """Maximum number of steps that sampling runs ahead, up to max_off_policy_steps. 0: synchronous."""
+    """Maximum number of steps that sampling runs ahead of training. 0: synchronous. max_off_policy_steps is a
+    second limit."""
     deterministic: bool | None = None
     """Sample in lockstep, so that a synchronous run is bitwise reproducible. Each turn then waits for its
     slowest rollout. None: true if max_async_level is 0 and the engine is the embedded one."""
     max_off_policy_steps: NonNegativeInt = 8
-    """Maximum age of a trained token, in steps. If a running group would be too old for the next batch,
-    the current batch waits for it. Always 0 in a synchronous run."""
+    """Maximum age of a trained token, in steps. If a running group would be too old for the next batch, the
+    current batch waits for the group and includes it. Always 0 in a synchronous run."""
     oversampling_factor: Annotated[float, Field(ge=1)] = 1.0
     """Number of groups to run, relative to the groups that batches need. If more groups finish than needed,
-    the first ones are used. This favors short rollouts (metric collection/bias)."""
+    the first ones are used. This favors short rollouts. The metrics collection/bias/... show by how much."""
     max_concurrent: PositiveInt | None = None
     """Maximum number of concurrent rollouts. None: no limit."""
     zero_spread: Literal["keep", "drop"] = "keep"

@@ -286,7 +286,8 @@ def _with_call_of_check(test: str, entry_point: Any) -> str:
 def _tests_of(value: Any) -> list[dict[str, str]]:
     """Return the tests of a column as a list.
 
-    `value` is a list of Python texts, a list of inputs with their outputs, or a mapping of two such lists.
+    `value` is a list of Python texts, a list of mappings `{"input": ..., "output": ...}`, or one mapping
+    `{"inputs": [...], "outputs": [...]}`.
     """
     if isinstance(value, Mapping) and {"inputs", "outputs"} <= set(value):
         inputs, outputs = value["inputs"], value["outputs"]

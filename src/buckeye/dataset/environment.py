@@ -59,10 +59,11 @@ def load_environment(
 
 
 def evaluation_rows(dataset: D, split: str | None) -> tuple[D | None, str | None, str]:
-    """Return `eval_path` and `split` of the environment, and its split of tasks, to evaluate on a dataset.
+    """Return `eval_path` and `split` for `load_environment`, and the environment's split to evaluate on.
 
-    `train` has the rows that a run trains on, and `eval` the rows that it holds out. Other names are splits
-    of the dataset. None selects the split `test` or `validation`, or else all rows.
+    `split` is the split that the user requests. `train` has the rows that a run trains on, and `eval` the
+    rows that it holds out. Other names are splits of the dataset. None selects the split `test` or
+    `validation`, or else all rows.
     """
     if split in (TRAIN, EVAL):
         return None, None, split

@@ -155,8 +155,8 @@ class Outcome:
     log that do not change the reward. `stop_reason` is a short text, such as "answered" or "truncated". The
     optional `turn_rewards` have one entry per call of `Policy.chat`, and add up to `reward`. `boundary` is
     the part of the rollout that failed. Buckeye does not retry a failure of the boundary "task", because the
-    task is invalid. A failure of the boundary "config" ends the run if no rollout has worked before, because
-    no task can run.
+    task is invalid. The boundary "config" means that the configuration of the environment is invalid. Such a
+    failure ends the run, unless a rollout of the environment has had a reward before.
 
     `pending` is the id of a rollout of a `GroupEnvironment` without a reward. The rollout gets its reward at
     the end of its group. `explanations` maps names of components to the reasons for their values, as text.
@@ -248,8 +248,8 @@ class ToolAwarePolicy(Protocol):
     def set_tools(self, tools: Sequence[Tool], form: str) -> None:
         """Set the tools that the policy may call.
 
-        `form` is the template of a reply that calls a tool. In the template, the policy replaces `{call}` by
-        the call, in the form `name(argument=value, ...)`.
+        `form` is the template of a reply that calls a tool. The policy replaces `{call}` in it by the call,
+        such as `search(query="cats")`.
         """
         ...
 
@@ -301,7 +301,10 @@ class GroupEnvironment(Environment, Protocol):
     """Environment in which the reward of a rollout depends on the other rollouts of its group."""
 
     async def rollout_in_group(self, task: Task, policy: Policy) -> Outcome:
-        """Run one rollout. Return an outcome with an id in `pending` instead of a reward, or an error."""
+        """Run one rollout. Return an outcome without a reward.
+
+        The outcome has an id in `pending`, or an `error` if the rollout failed.
+        """
         ...
 
     async def finish_group(self, task: Task, outcomes: Sequence[Outcome]) -> Sequence[Outcome]:

@@ -62,8 +62,8 @@ class WorkerSettings:
     max_failures: int = 5
     """Limit on consecutive workers that exit before any rollout ends.
 
-    Buckeye pauses before it replaces such a worker. Below the limit, a new rollout waits until the pause is
-    over. At the limit, a new rollout fails at once during the pause.
+    Buckeye pauses before it replaces such a worker. New rollouts wait for the end of the pause. If the limit
+    is reached, they fail at once instead.
     """
     log_dir: Path | None = None
     """Folder for files with the output of workers. None: no files."""

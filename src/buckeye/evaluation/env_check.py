@@ -27,7 +27,7 @@ from buckeye.monitor.verdicts import verdict
 from buckeye.workers.loading import open_environment
 
 MAX_SAMPLE = 300
-_ISOLATION_SHARE = 0.5  # share of `budget`, added to `budget`
+_ISOLATION_SHARE = 0.5  # time of `check_isolated`, relative to `budget` and in addition to it
 _PROCESS_SECONDS = 20.0  # a new process needs time for imports
 
 
@@ -35,9 +35,9 @@ _PROCESS_SECONDS = 20.0  # a new process needs time for imports
 class CheckOptions:
     """Options of `check_environment`.
 
-    At most `sample` tasks of each family and split are run. `limit` is the maximum mean reward above chance
-    of a policy that ignores the question. `budget` is the time for all rollouts, in seconds. `variables`
-    names the environment variables that the environment receives.
+    At most `sample` tasks of each family and split are run. The mean reward of a policy that ignores the
+    question may be at most `limit` above chance. `budget` is the time for all rollouts, in seconds.
+    `variables` names the environment variables that the environment receives.
     """
 
     sample: int = MAX_SAMPLE

@@ -92,9 +92,9 @@ class EvalRequest:
         }
 
     def with_sampling_of_run(self) -> EvalRequest:
-        """Return a copy with the sampling settings of the evaluations of the run that made the model.
+        """Return a copy that samples as the run that trained the model does in its evaluations.
 
-        Given settings stay. Without such a run, return the request unchanged.
+        Settings that the user has set stay. Without such a run, return the request unchanged.
         """
         if self.base_url is not None:
             return self

@@ -158,8 +158,8 @@ class RunMetrics:
     """Records of a run, joined by step.
 
     A new attempt resumes from a checkpoint and may repeat steps. Records of earlier attempts are invalid if
-    their step is at or after the first step of the new attempt. Measurements of the first weights of the
-    new attempt stay valid.
+    their step is at or after the first step of the new attempt. Evaluations at this first step stay valid,
+    because they measured the weights that the new attempt resumes with.
     """
 
     def __init__(self, records: Iterable[Record] = ()) -> None:

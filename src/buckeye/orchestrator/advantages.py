@@ -202,7 +202,7 @@ def group_has_spread(group: Sequence[Scored], settings: AdvantageConfig | None) 
 # Reward shaping adds amounts, by cause, to the rewards of training rollouts. Logs keep the raw reward too.
 
 TRUNCATED = "length"
-"""Key of `stop_reason_rewards` for truncated rollouts with a stop reason that it does not list."""
+"""Key of `stop_reason_rewards` for truncated rollouts whose stop reason is not one of the keys."""
 _FUNCTION = "orchestrator.reward_shaping.function"
 
 

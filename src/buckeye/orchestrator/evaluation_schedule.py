@@ -235,8 +235,8 @@ def _files(directory: Path, result: EvalResult, measured: Mapping[str, Any]) -> 
 def _figures(result: EvalResult) -> dict[str, Any]:
     """Return the figures of an evaluation. `ci95` is the 95 % confidence interval of `exact`.
 
-    The interval treats related tasks as one cluster: tasks with the same first entry in `lemma_ids`. Every
-    other task is a cluster.
+    The interval counts related tasks as one cluster: tasks whose data have the same first item in the list
+    `lemma_ids`. A task without `lemma_ids` is a separate cluster.
     """
     figures: dict[str, Any] = {
         "env": result.env_name,

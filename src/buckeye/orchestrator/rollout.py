@@ -204,8 +204,9 @@ def leaves_room(
     still needs. `waiting` counts the other rollouts, finished or in flight. Each key is a batch. The value is
     the number of rollouts that may enter this batch, but no later batch.
 
-    The group may enter if all rollouts with an earlier `due` still fit into a batch in time. This is the
-    schedulability test of earliest deadline first: for each deadline, all work that is due by then fits.
+    The group may enter if every other rollout with an earlier `due` then still fits into a batch up to its
+    own `due`. This is the schedulability test of earliest deadline first: for each deadline, all work that is
+    due by then fits.
     """
     needed = 0
     for other_due in sorted(other for other in waiting if batch <= other < due):

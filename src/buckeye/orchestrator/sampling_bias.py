@@ -55,8 +55,8 @@ class _Comparison:
 class CollectionWatch:
     """Comparisons of rollouts over the last steps.
 
-    * `collection/bias/...` compares used groups with lost groups. It compares means of groups, because the
-      rollouts of a group are not independent.
+    * `collection/bias/...` compares usable groups with lost groups, which were dropped as stale or errored.
+      It compares means of groups, because the rollouts of a group are not independent.
     * `collection/failures/...` compares attempts that have a reward with failed attempts.
     * `collection/failures/reward` compares the mean reward of groups without failed attempts with that of the
       other groups. Groups without a reward are left out.

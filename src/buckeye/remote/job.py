@@ -74,9 +74,9 @@ async def start(link: SshConnection, job: RemoteJob, secrets: Mapping[str, str])
     """Start a job, unless it was started before.
 
     One remote program reads the keys from its standard input, writes them to a file that only the user of the
-    job can read, and starts the job. The job reads the file and deletes it. The program continues if the
-    connection is lost, so the keys are never stored without a job that deletes them. If the keys arrive
-    incomplete, the program deletes them, and RemoteError is raised.
+    job can read, and starts the job. The job reads the file and deletes it. If the connection is lost
+    after the keys have arrived, the program still starts the job, so the keys do not stay in the file. If the
+    keys arrive incomplete, the program deletes them, and RemoteError is raised.
     """
     keys = json.dumps(secrets).encode()
     wrapper = shlex.join([job.python, "-m", "buckeye.remote.pod.wrapper", job.folder])

@@ -183,8 +183,9 @@ def _started(start: StartInputs, folder: Path, env: dict[str, str]) -> list[Chec
 def package_checks(project: Project, uv: str | None = None) -> Iterator[Check]:
     """Check that all packages exist for the platform of the remote machine, without a download.
 
-    One check is for Buckeye and the environments in its virtual environment. Each environment in a separate
-    virtual environment has a separate check. Only failed and skipped checks are yielded.
+    One check covers the packages in Buckeye's venv: those of Buckeye and of the RL environments installed
+    there. Each RL environment with a separate venv has a separate check. Only failed and skipped checks are
+    yielded.
     """
     uv = uv or find_uv()
     if uv is None:

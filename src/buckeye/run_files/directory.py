@@ -129,7 +129,7 @@ def move_unstarted_run(
     """
     if not is_unstarted(output_dir):
         return None
-    _check_not_needed(files_of_a_run(output_dir), needed, "this start would move")
+    _check_not_needed(files_of_a_run(output_dir), needed, "starting the run would move")
     run_id = read_json(output_dir / RUN_FILE)["run_id"]
     names = itertools.chain([run_id], (f"{run_id}-{number}" for number in itertools.count(2)))
     archive = next(folder for name in names if not (folder := output_dir / EARLIER_FOLDER / name).exists())
@@ -173,7 +173,7 @@ def _check_not_needed(removed: Sequence[Path], needed: Sequence[Path], action: s
     for path in needed:
         if any(path.resolve().is_relative_to(folder.resolve()) for folder in removed):
             raise UsageError(
-                f"{action} {path}, which this run starts from",
+                f"{action} {path}, which the new run needs",
                 code="BK-FILE-EXISTS",
                 hint="choose another `--output-dir`",
             )

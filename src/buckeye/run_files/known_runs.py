@@ -1,6 +1,6 @@
 """Runs that this user has started. For each run, a small file in the user's state folder has its directory.
 
-The directory of a run on another machine has `remote.json`, with the state last reported to this machine.
+If a run is on another machine, its local directory has `remote.json`, with the last known state of the run.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ class RemoteJob(msgspec.Struct, kw_only=True, frozen=True):
 class RemoteRun(msgspec.Struct, kw_only=True, frozen=True):
     """Start of the run `run_id` on another machine. Times are in seconds since the epoch.
 
-    `state` is `starting` until a job exists, then `running`, and `over` when all local work is done. `doing`
-    is the text of the last report, and `said` its time. `stopping` is True if a stop was requested.
-    `arguments` are the arguments of `rl` on the remote machine. `working_directory` is the local working
-    directory.
+    `state` is `starting` until a job exists, then `running`. It is `over` when the local command that follows
+    the job has ended, or after `rl stop`. `doing` is the text of the last report, and `said` its time.
+    `stopping` is True if a stop was requested. `arguments` are the arguments of `rl` on the remote machine.
+    `working_directory` is the local working directory.
     """
 
     run_id: str

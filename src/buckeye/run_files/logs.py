@@ -118,7 +118,11 @@ def attempt_starts(output_dir: Path) -> dict[int, float]:
 
 
 def _start_of(path: Path, starts: Mapping[int, float]) -> float:
-    """Return the start of the attempt that a log's folder names, else that of the newest attempt."""
+    """Return the start time of the attempt of a log.
+
+    The folder `attempt_<N>` of the log gives the attempt. A log in another folder counts as that of the
+    newest attempt.
+    """
     _, _, number = path.parent.name.partition("attempt_")
     return starts.get(int(number) if number.isdigit() else -1, starts[max(starts)])
 

@@ -103,8 +103,8 @@ def _copy_config(source: Path, directory: Path, final: Path) -> None:
 def _copy_former_configs(source: Path, directory: Path, step: int) -> None:
     """Copy the replaced configurations of the source run.
 
-    The fork starts at `step`. If a configuration was replaced at a later step, the copy is recorded as
-    replaced at `step`. Of several such configurations, only the earliest remains.
+    The fork starts at `step`. If configurations were replaced at `step` or later, only the first of them is
+    copied, and the copy is recorded as replaced at `step`.
     """
     for since, path in reversed(former_configs(source).items()):
         write_file(directory / former_config(min(since, step)), path.read_bytes(), mode=0o600)

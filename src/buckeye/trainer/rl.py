@@ -185,7 +185,7 @@ class RLTrainer:
             **self.learner.throughput(tokens, seconds),
             **self.stopwatch.take(),
         }
-        # `_validate` logs a warning about left-out samples before this line
+        # this log line does not mention left-out samples: `_validate` has logged a warning about them
         logger.log(SUCCESS, format_step(step, values))
         write_on_rank_zero(self.ranks, lambda: self.metrics.write("trainer", step, drop_non_finite(values)))
         self._release_batch(batch, samples, values)

@@ -2,7 +2,8 @@
 
 A batch is in `<root>/step_<N>/{batch.safetensors, manifest.json}`. Training on batch N, counted from 0, turns
 version N of the weights into version N + 1. A trained batch is moved to `<kept>/step_<N>/`. The trainer adds
-its results as `trained.safetensors` and `record.json`. These files have at most 21 bytes per token.
+its results as `trained.safetensors` and `record.json`. An archived batch has at most 21 bytes per
+token, plus metadata.
 """
 
 from __future__ import annotations

@@ -129,9 +129,9 @@ class CheckpointStore:
         """Upload the checkpoint in a directory as `name`, and return the number of bytes sent.
 
         `commit` is the content of its `COMMITTED`, and `run` the run directory. Checkpoints of the steps
-        `kept` must not be deleted later. Skip files that an earlier upload has sent as `name`. `name`
-        contains a digest of all file hashes, so these files are equal. Raise `FileNotFoundError` if the
-        directory is deleted during the upload.
+        `kept` must not be deleted later. Skip files that are already stored under `name` with an equal size.
+        Their content is equal, too, because `name` contains a digest of all file hashes. Raise
+        `FileNotFoundError` if the directory is deleted during the upload.
         """
         paths = {file: directory / file for file in commit["files"]}
         sizes = {file: path.stat().st_size for file, path in paths.items()}

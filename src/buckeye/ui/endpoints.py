@@ -1,4 +1,4 @@
-"""Endpoints of the API for one run: `/api/runs/RUN/NAME`. An exported report has the answers of all."""
+"""Endpoints of the API for one run: `/api/runs/RUN/NAME`."""
 
 from __future__ import annotations
 

@@ -67,8 +67,9 @@ def other_tokenizer(facts: DiagnosisFacts) -> Iterator[Finding]:
     """Test for the tokenizer of another model.
 
     A model that knows its chat template assigns the prompts more than chance likelihood. With the tokens of
-    another tokenizer, the likelihood falls below chance. A model whose fine-tuning
-    did not train prompts has such a likelihood too, but learns.
+    another tokenizer, the likelihood falls below chance. It can also be below chance if the model was
+    fine-tuned without a loss on prompts. Such a model still learns, so the test reports nothing if the reward
+    rises.
     """
     named = facts.run.setting("trainer.model.name")
     model = Path(str(named)) if named and Path(str(named)).is_dir() else facts.run.tokenizer_directory

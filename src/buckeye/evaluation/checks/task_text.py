@@ -60,7 +60,7 @@ def words_of(text: str) -> list[str]:
 def accepted_answers(task: Task) -> tuple[str, ...]:
     """Return the answers in `data["accept"]`, or else in `data["answer"]`, as text; empty if neither exists.
 
-    Numbers, and lists of numbers and booleans, are converted to JSON.
+    Numbers and lists are converted to JSON, and a single boolean to `True` or `False`.
     """
     return tuple(text for value in _answers(task) if (text := _to_text(value)) is not None)
 

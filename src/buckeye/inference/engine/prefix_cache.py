@@ -46,9 +46,10 @@ class PrefixCache:
     """Ended sequences whose keys and values are kept in spare cache slots.
 
     A prompt that begins with all tokens of an ended sequence, such as the next turn of a conversation, reuses
-    the keys and values of that sequence. A prompt never reuses a part of a sequence, so another
-    conversation with the same first tokens cannot change its result. If all slots are used, the oldest
-    sequence is replaced.
+    the keys and values of that sequence. If all slots are used, the oldest sequence is replaced.
+
+    A prompt never reuses only the first part of a sequence. Reused values can differ from computed values by
+    rounding, so a reply would depend on other conversations that start with the same tokens.
     """
 
     def __init__(self, slots: range) -> None:

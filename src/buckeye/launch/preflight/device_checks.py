@@ -90,7 +90,10 @@ def check_processes(config: RLConfig, model_path: Path | None) -> Check:
     counts = f"{len(plan.of_kind('inference'))} inference, {len(plan.of_kind('trainer'))} trainer"
     seen = f"{counts}, {threads} compute threads each, on {usable_cores()} cores"
     if not plan.on_gpu and len(plan.roles) - 1 > usable_cores():
-        do = "processes share cores: pass fewer `--inference-gpu-ids` or `--trainer-gpu-ids`"
+        do = (
+            "processes share cores: name fewer ids in `--inference-gpu-ids` or `--trainer-gpu-ids`, "
+            "which set the number of processes even on a CPU"
+        )
         return warning(_PROCESSES, seen, do)
     return ok(_PROCESSES, seen)
 

@@ -13,10 +13,10 @@
     ├── ToolsChangedError      a tool that the rollout needs is missing or takes other arguments
     └── EvaluateError          a call of `evaluate_tool` failed, or returned no usable reward
 
-A mistake of the model is not an error, but the result of the call. If the model's call caused an error of the
-list above, this error becomes the result of the call, too. To find the cause, Buckeye starts new servers for
-the task. If the new servers work, the model's call was the cause. `stop_reason` is the name of the error in
-counts of outcomes. The model reads `to_model` after the name of the tool.
+A mistake of the model is not an error, but the result of the call. If a call fails with an error of the list
+above, Buckeye starts new servers for the task, to find out whether the call or the environment is the cause.
+If the new servers work, the call is the cause, and the error becomes the result of the call. `stop_reason` is
+the name of the error in counts of outcomes. The model reads `to_model` after the name of the tool.
 """
 
 from __future__ import annotations

@@ -120,7 +120,7 @@ class BoundedTransport(httpx2.AsyncBaseTransport):
         await self._inner.aclose()
 
     def describe_end(self) -> str:
-        """Return the server's last error status as the end of an error message, or ""."""
+        """Return the server's last error status as text to append to an error message, or ""."""
         if self._last_status in (401, 403):
             return f"last reply: status {self._last_status}; check the key in the `headers` of the server"
         return "" if self._last_status is None else f"last reply: status {self._last_status}"

@@ -33,7 +33,10 @@ _CACHE_VARIABLES = {
     "DENO_DIR": "deno",
     "BUN_INSTALL_CACHE_DIR": "bun",
 }
-"""Cache variables of programs that download a server, with folder names. Trials must not fill the home."""
+"""Environment variables with the cache folders of programs that download servers, such as uv and npm.
+
+Trials set each variable to a temporary folder with the given name, so that they do not fill the user's home.
+"""
 
 
 @functools.cache

@@ -70,7 +70,7 @@ def default_model(*, on_gpu: bool) -> str:
 
 
 def model_facts(name: str) -> ModelFacts:
-    """Return the facts about a local model. For a model to download, the facts come from its name.
+    """Return the facts about a model. If its files are not on this machine, its size comes from its name.
 
     Raises UsageError for a path that does not exist, and for an incomplete model.
     """

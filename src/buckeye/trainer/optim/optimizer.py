@@ -284,7 +284,7 @@ def _parameter_indices(part: torch.optim.Optimizer) -> dict[nn.Parameter, int]:
 
 
 def _reduce_replicated(parameters: Mapping[str, nn.Parameter], ranks: Ranks, mesh: DeviceMesh) -> None:
-    """Make the gradients of parameters that are not sharded equal on all tensor-parallel ranks.
+    """Make the gradients of replicated parameters equal on all tensor-parallel ranks.
 
     Partial gradients are summed. The other gradients differ between ranks only by rounding, and are averaged.
     """

@@ -176,10 +176,10 @@ def _iterate_tensors(directory: Path, names: list[str]) -> Iterator[tuple[str, t
 
 
 def _repack_tied_heads(model: torch.nn.Module) -> None:
-    """Pack the weights of heads that are tied to the embedding again, on a CPU.
+    """Repack the weights of heads that are tied to the embedding. Do nothing on a GPU.
 
     On a CPU, vLLM packs the weights of a linear layer when it loads the layer. An update does not load a tied
-    head, which would compute with the old weights.
+    head, so the head would compute with the old weights.
     """
     from vllm.platforms import current_platform
 
