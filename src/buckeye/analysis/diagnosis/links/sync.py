@@ -16,9 +16,10 @@ _MOST_AGE = 3  # steps
 
 
 def weights_do_not_arrive(facts: DiagnosisFacts) -> Result:
-    """Find engines without the new weights, from tokens that were sampled again after the same text.
+    """Find engines without the new weights: the trainer's log-probs changed, and the sampler's did not.
 
-    The trainer's log-probs of these tokens changed. The sampler's changed less, or only on some engines.
+    Compared are log-probs of the same token after the same text, sampled at an early and at a late step. If
+    only some engines are stale, the sampler's log-probs changed in some samples only.
     """
     sampler, trainer, sample = facts.tokens.changes
     first = facts.tokens.initial_logprob_gap()
@@ -62,7 +63,10 @@ def _by_sample(sample: np.ndarray, exact: np.ndarray) -> float:
 
 
 def mismatch_grows(facts: DiagnosisFacts) -> Result:
-    """Find fresh tokens that agree at first and disagree later."""
+    """Find log-probs of sampler and trainer that agree on the initial weights and differ on later ones.
+
+    Only tokens that were sampled from the weights of their step are compared.
+    """
     tokens = facts.tokens
     first, later = tokens.initial_logprob_gap(), tokens.logprob_gap[tokens.fresh & (tokens.version > 0)]
     if min(len(first), len(later)) < _ENOUGH or rms(first) > 3 * facts.rounding_tolerance:
