@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 from tests.analysis.diagnosis.made_runs import END, FIRST, Made, make
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
@@ -138,7 +139,7 @@ PLANTED = {
     "turn_limit": Made(reward=lambda word, task, rng: 0.0, line=ended("", "max_turns")),
     "cut_prompts": Made(asked=lambda task: f"Task {task + 10 ** (task % 7)} spell letters"[:18]),
     "stale_observations": Made(line=of_old_state),
-    "rewards_unlearned": Made(reward=last_letter, steps=24),
+    "rewards_unlearned": Made(reward=last_letter, steps=32),
     "shaping_outweighs": Made(line=shaped_by_length),
     "unrepeatable_observations": Made(line=of_shared_state, reward=last_letter, steps=24),
     "prompt_incomplete": Made(asked=lambda task: "say", reward=last_letter, steps=24, evaluated=(0, 1, 2)),
@@ -281,6 +282,54 @@ def test_held_out_kinds_that_training_lacks_are_named(tmp_path, kinds):
             "".join(json.dumps(line) + "\n" for line in lines)
         )
     assert ("narrow_tasks" in named(run)) == (kinds == 1)
+
+
+@pytest.mark.parametrize("cut", [False, True])
+def test_evaluations_whose_replies_alone_are_cut_are_named(tmp_path, cut):
+    settings = {"orchestrator": {"env": [{"id": "made"}], "eval": {"env": [{"id": "made"}]}}}
+    run = with_metrics(make(tmp_path / "run", replace(FLAT, settings=settings, reward=graded)), rising)
+    with_evaluations(run, {0: (0.1, 0.3) * 12, 13: (0.3, 0.5) * 12})
+    path = run / "evals" / "step_13" / "made.jsonl"
+    lines = [{**json.loads(line), "truncated": cut} for line in path.read_text().splitlines()]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert ("evaluated_otherwise" in named(run)) == cut
+
+
+@pytest.mark.parametrize("last", [0.1, 0.8])
+def test_an_evaluation_that_falls_while_the_reward_rises_is_named(tmp_path, last):
+    rewards = {step: (mean - 0.1, mean + 0.1) * 12 for step, mean in ((0, 0.3), (7, 0.8), (13, last))}
+    run = with_evaluations(with_metrics(make(tmp_path / "run", FLAT), rising), rewards)
+    assert ("reward_sign" in named(run)) == (last == 0.1)
+
+
+@pytest.mark.parametrize("rises", [False, True])
+def test_turns_without_history_are_named_in_a_run_that_does_not_learn(tmp_path, rises):
+    def metrics(step):
+        found = rising(step) if rises else {"orchestrator": {}}
+        return {"orchestrator": {**found["orchestrator"], "turns/branched": 64.0, "turns/extended": 0.0}}
+
+    run = with_metrics(make(tmp_path / "run", FLAT), metrics)
+    assert ("history_lost" in named(run)) != rises
+
+
+def test_trained_tokens_that_are_random_to_the_trainer_are_named(tmp_path):
+    run = make(tmp_path / "run", Made(drift=0.0))
+    for path in (run / "trained").glob("step_*/trained.safetensors"):
+        arrays = load_file(path)
+        save_file({**arrays, "logprobs": arrays["logprobs"] - 5.0}, path)
+    assert named(run)[0] == "mask_misplaced"
+
+
+@pytest.mark.parametrize("since", [0, 7])
+def test_rewards_that_vanish_later_are_a_consequence(tmp_path, since):
+    def metrics(step):
+        gone = {"batch/with_spread": 0.0, "batch/solve_none": 1.0, "reward/mean": 0.0, "reward/std": 0.0}
+        return {"orchestrator": gone if step >= since else {}}
+
+    run = with_metrics(make(tmp_path / "run", replace(FLAT, steps=20, advantages=swapped)), metrics)
+    found = named(run)
+    assert (found[0] == "advantages_misplaced") == (since == 7)
+    assert "none_solved" in found
 
 
 @pytest.mark.parametrize("last", [0.1, 0.9])

@@ -53,6 +53,9 @@ _BY_ELIMINATION: Sequence[tuple[str, Check]] = (
 _DRIFT = {"collapsed", "endless"}
 """Findings that may be consequences of a missing signal: the policy drifts."""
 
+_VANISHED = {"constant_reward", "none_solved", "no_spread"}
+"""Findings that are causes only if they are there from the start."""
+
 METRIC_FINDINGS = {
     **dict.fromkeys(("no_siblings", "truncated"), "sampling"),
     **dict.fromkeys(("biased", "biased_failures"), "environment"),
@@ -142,8 +145,11 @@ def _eliminate(facts: DiagnosisFacts, reports: Mapping[str, LinkReport], failed:
 def link_of(facts: DiagnosisFacts, finding: Finding, *, is_in_sync: bool) -> str:
     """Return the link of a finding from the metrics.
 
-    An update cannot cause a collapse at the start. Weights that arrive changed can cause one later.
+    An update cannot cause a collapse at the start. Weights that arrive changed can cause one later. Rewards
+    that vanish later are a consequence.
     """
+    if finding.name in _VANISHED and finding.since > facts.early:
+        return "outcome"
     if finding.name == "collapsed" and finding.since <= facts.early:
         return "sampling"
     if finding.name in ("collapsed", "endless") and not is_in_sync:

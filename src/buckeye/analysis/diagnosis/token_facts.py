@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from buckeye.analysis.diagnosis.statistics import centered, rms
+from buckeye.monitor.learning_findings import RANDOM_LOGPROB
 from buckeye.runs.trained_step import TrainedStep
 
 Array = npt.NDArray[Any]
@@ -20,6 +21,7 @@ _MOST_TOKENS = 60_000
 """Maximum number of tokens per step, from the first samples, as whole samples."""
 _MIN_TOKENS = 40
 _UNCERTAIN = -0.5  # nats
+_TRAINED = -2.0  # nats
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +71,20 @@ class TokenFacts:
 
     def is_misplaced(self, tolerance: float) -> bool:
         """Return True if the loss mask has unsampled tokens, or log-probs that belong to another token."""
-        return bool(len(self) and self.unsampled.mean() > 0.01) or self.shifted_by(tolerance) is not None
+        has_unsampled = bool(len(self) and self.unsampled.mean() > 0.01)
+        return has_unsampled or self.shifted_by(tolerance) is not None or self.is_unrelated
+
+    @cached_property
+    def is_unrelated(self) -> bool:
+        """True if the trainer finds tokens as improbable as random ones, which a trained model sampled.
+
+        Only tokens of the initial weights are compared. Wrong inputs change their log-probs less.
+        """
+        first = self.fresh & (self.version == 0)
+        enough = first.sum() >= _MIN_TOKENS
+        return bool(
+            enough and self.sampler[first].mean() > _TRAINED and self.trainer[first].mean() < RANDOM_LOGPROB
+        )
 
     @cached_property
     def unsampled(self) -> Array:

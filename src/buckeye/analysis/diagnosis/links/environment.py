@@ -14,6 +14,7 @@ _READ = 24  # rollouts
 _MIN_OBSERVATIONS = 12
 _COMPARED = 200  # rollouts
 _HEAD = 40  # characters
+_MOST_BRANCHED = 0.9
 _TURN_LIMITS = ("max_turns", "turn_limit", "max_turns_reached")
 """Stop reasons of Buckeye's limit, of the tool loop, and of `verifiers`."""
 
@@ -135,6 +136,18 @@ def stale_observations(facts: DiagnosisFacts) -> Result:
     return facts.finding("stale_observations", f"{measured}, and {changes} third ones change", facts.early)
 
 
+def history_lost(facts: DiagnosisFacts) -> Result:
+    """Find rollouts whose later prompts never continue the earlier turns, in a run that does not learn."""
+    branched, extended = (facts.early_mean(f"orchestrator/turns/{name}") for name in ("branched", "extended"))
+    if branched is None or extended is None or not branched + extended:
+        return None
+    share = branched / (branched + extended)
+    measured = f"{share:.0%} of the later turns do not continue the conversation before them"
+    if share < _MOST_BRANCHED or facts.has_risen:
+        return measured
+    return facts.finding("history_lost", measured, facts.early)
+
+
 def turn_limit(facts: DiagnosisFacts) -> Result:
     """Find rollouts that all end at their limit of turns, and none with a reward."""
     rows = facts.query("SELECT stop_reason, reward FROM rollouts WHERE {trained}")
@@ -174,4 +187,4 @@ def unrepeatable_observations(facts: DiagnosisFacts) -> Result:
     return facts.finding("unrepeatable_observations", measured, facts.early)
 
 
-CHECKS = (failing_rollouts, slow_environment, observations, stale_observations, turn_limit)
+CHECKS = (failing_rollouts, slow_environment, observations, stale_observations, history_lost, turn_limit)

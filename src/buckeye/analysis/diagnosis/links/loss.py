@@ -40,8 +40,12 @@ def unsampled_tokens(facts: DiagnosisFacts) -> Result:
 
 
 def shifted_logprobs(facts: DiagnosisFacts) -> Result:
-    """Find trainer log-probs that belong to the adjacent token."""
+    """Find trainer log-probs that belong to the adjacent token, or are those of random tokens."""
     shifted = facts.tokens.shifted_by(facts.rounding_tolerance)
+    if facts.tokens.is_unrelated:
+        gap = rms(facts.tokens.initial_logprob_gap())
+        seen = f"trainer and sampler differ by {gap:.3f} nats on the first weights, as if tokens were random"
+        return facts.finding("mask_misplaced", seen, facts.early)
     if shifted is None:
         return None
     place, here, least = shifted

@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from buckeye.analysis.diagnosis.facts import DiagnosisFacts, Result
+from buckeye.analysis.diagnosis.facts import RECENT, DiagnosisFacts, Result
 from buckeye.analysis.diagnosis.statistics import is_below, mean_interval
 from buckeye.monitor.learning_findings import find_fall
 
+_ENOUGH = 20
+_MANY = 0.8
 _NOT_COMPARED = ("split", "num_examples", "rollouts_per_example", "seed", "limit", "name")
 
 
@@ -43,6 +45,8 @@ def evaluated_otherwise(facts: DiagnosisFacts) -> Result:
     evals = facts.run.setting("orchestrator.eval.env") or []
     if not trains or not facts.evaluations:
         return None
+    if (truncated := _truncated_evaluations(facts)) is not None:
+        return facts.finding("evaluated_otherwise", truncated)
     differences = [*_other_settings(trains, evals), *_harder_sampling(facts)]
     train, evaluated = _system_prompt(facts, "train"), _system_prompt(facts, "eval")
     if train is not None and evaluated is not None and train != evaluated:
@@ -50,6 +54,25 @@ def evaluated_otherwise(facts: DiagnosisFacts) -> Result:
     elif not differences or not (facts.evaluation_lags or facts.is_memorizing):
         return f"{len(differences)} differences between the conditions of evaluation and training"
     return facts.finding("evaluated_otherwise", f"Evaluation and training differ: {'; '.join(differences)}")
+
+
+def _truncated_evaluations(facts: DiagnosisFacts) -> str | None:
+    """Return a description if replies of evaluations are cut, and not those of training, and get less."""
+    query, after = (
+        "SELECT avg(truncated), count(*) FROM rollouts WHERE {kind} AND step > ?",
+        facts.last - RECENT,
+    )
+    trained, evaluated = (
+        facts.query(query.replace("kind", kind), after)[0] for kind in ("trained", "evaluated")
+    )
+    if min(trained[1], evaluated[1]) < _ENOUGH or evaluated[0] < _MANY or trained[0] > 1 - _MANY:
+        return None
+    rewards = facts.query("SELECT reward FROM rollouts WHERE {trained} AND step > ?", facts.last - RECENT)
+    if not is_below(facts.evaluations[-1], [reward for (reward,) in rewards]):
+        return None
+    return (
+        f"{evaluated[0]:.0%} of the replies of evaluations are cut off, {trained[0]:.0%} of those of training"
+    )
 
 
 def _other_settings(trains: Mapping[str, Any], evals: Sequence[Mapping[str, Any]]) -> Iterator[str]:

@@ -228,10 +228,10 @@ def _against_evaluation(facts: DiagnosisFacts) -> Finding | None:
     """Return a finding if the evaluation falls while the training reward rises."""
     if len(facts.evaluations) < 2 or not facts.has_risen:
         return None
-    first, last = facts.evaluations[0], facts.evaluations[-1]
-    if min(len(first), len(last)) < _MIN_PAIRS or not is_below(last, first, 3.0):
+    best, last = max(facts.evaluations, key=np.mean), facts.evaluations[-1]
+    if min(len(best), len(last)) < _MIN_PAIRS or not is_below(last, best, 3.0):
         return None
-    change = f"from {np.mean(first):.2f} to {np.mean(last):.2f}"
+    change = f"from {np.mean(best):.2f} to {np.mean(last):.2f}"
     return facts.finding("reward_sign", f"the training reward rises, and the evaluation falls {change}")
 
 
@@ -300,9 +300,11 @@ def unlearned_rewards(facts: DiagnosisFacts) -> Result:
     This is evidence only if no other link is broken, so it is not in `CHECKS`.
     """
     spread = facts.values("orchestrator/batch/with_spread").values()
-    if facts.outcome is None or not facts.outcome.is_flat or facts.outcome.steps < LONG:
+    if facts.outcome is None or not facts.outcome.is_flat or facts.outcome.steps < 1.5 * LONG:
         return None
-    if np.mean([*spread]) < _OFTEN:
+    evaluations = facts.evaluations
+    is_better = len(evaluations) > 1 and is_below(evaluations[0], evaluations[-1], 1.0)
+    if np.mean([*spread]) < _OFTEN or is_better:
         return None
     seen = f"rewards differ in {np.mean([*spread]):.0%} of the groups, and {facts.outcome}"
     return facts.finding("rewards_unlearned", seen)

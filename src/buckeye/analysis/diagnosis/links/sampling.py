@@ -63,10 +63,13 @@ def temperature(facts: DiagnosisFacts) -> Result:
     if alike is None:
         return None
     measured = f"at first {alike:.0%} of the groups had identical rollouts"
-    narrow = narrow_sampling(facts)
-    if narrow is None or alike < _MOST_ALIKE:
+    narrow, later = (
+        narrow_sampling(facts),
+        float(np.mean([*facts.values("orchestrator/batch/alike").values()])),
+    )
+    if narrow is None or (alike < _MOST_ALIKE and (later < _MOST_ALIKE or facts.has_risen)):
         return f"{measured} (at most {_MOST_ALIKE:.0%})"
-    seen = f"{measured}, with {narrow}"
+    seen = f"{measured}, and {later:.0%} in all steps, with {narrow}"
     return facts.finding("temperature_too_low", seen, until=facts.early)
 
 

@@ -192,8 +192,8 @@ def cut_prompts(facts: DiagnosisFacts) -> Result:
 def narrow_tasks(facts: DiagnosisFacts) -> Result:
     """Find held-out tasks of kinds that training lacks, if training does not help them.
 
-    A kind is a word that a tenth of the held-out prompts have, and no training prompt has. All common words
-    of the training prompts must be in held-out prompts too, else these are another task.
+    A kind is a word without digits that a tenth of the held-out prompts have, and no training prompt has. All
+    common words of the training prompts must be in held-out prompts too, else these are another task.
     """
     if not facts.evaluation_lags:
         return None
@@ -204,9 +204,11 @@ def narrow_tasks(facts: DiagnosisFacts) -> Result:
     if min(len(train), len(evaluated)) < _MIN_PROMPTS:
         return None
     (missing, other) = (
-        {word for word, count in Counter(chain(*ours)).items() if count >= 0.1 * len(ours)}.difference(
-            *theirs
-        )
+        {
+            word
+            for word, count in Counter(chain(*ours)).items()
+            if count >= 0.1 * len(ours) and not any(map(str.isdigit, word))
+        }.difference(*theirs)
         for ours, theirs in ((evaluated, train), (train, evaluated))
     )
     affected = sum(bool(words & missing) for words in evaluated)
