@@ -9,7 +9,9 @@ import signal
 
 import pytest
 
+from buckeye.launch.changed_settings import settings_history
 from buckeye.monitor.metrics import RECORD_KEYS
+from buckeye.runs.stop import continuation
 from tests.cli.printed_commands import follow
 from tests.run.conftest import processes_of
 from tests.waiting import wait_for
@@ -69,6 +71,22 @@ def test_resumed_run_equals_uninterrupted_run(finished, runner):
     weights = "weights/step_5/model.safetensors"
     broken, straight = runner.root / "broken" / weights, finished.root / "out" / weights
     assert broken.read_bytes() == straight.read_bytes()
+
+
+@pytest.mark.e2e
+def test_resume_that_is_stopped_early_records_its_flags(finished, runner):
+    out = runner.root / "out"
+    shutil.copytree(finished.root / "out", out)
+    running = runner.start(runner.argv("rl", "resume", "out", "--max-steps", 60))
+    starts = '"attempt": 2, "process": "trainer 0"'
+    wait_for(lambda: starts in (out / "events.jsonl").read_text(), "the start of the trainer")
+    running.send_signal(signal.SIGINT)
+    printed, _ = running.communicate()
+    assert running.returncode == 130, printed
+    assert len(runner.metrics("out", "trainer")) == 5
+    assert " ".join(continuation(out, []).arguments).count("--max-steps 60") == 1
+    history = [(change.key, change.old, change.new) for change in settings_history(out)]
+    assert history == [("trainer.max_steps", 5, 60)]
 
 
 @pytest.mark.e2e
