@@ -198,7 +198,7 @@ def _choose_prompt_column(source: str, rows: Sequence[Row], names: Sequence[str]
 
 
 def _column_argument(name: str) -> str:
-    return f"as `prompt_column={name}`; for `buckeye rl` as `--prompt-column {name}`"
+    return f"as `prompt_column={name}`; for `buckeye rl` and `buckeye eval` as `--prompt-column {name}`"
 
 
 def _ends_with_reply(messages: Any) -> bool:
