@@ -92,6 +92,14 @@ def test_dataset_with_a_reward_is_an_environment(files, planned):
     assert "eval" not in planned(*DATA, "--no-eval")["orchestrator"]
 
 
+def test_plan_warns_of_prompts_that_are_all_the_same(files, rl):
+    rows = [{"prompt": "Add.", "question": f"{n} + 1"} for n in range(3)]
+    (files / "same.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    words = ("--dataset", "same.jsonl", "--reward", "json", "--dry-run", "--json")
+    assert "same prompt" in json.loads(rl(*words)[1])["warning"]
+    assert "warning" not in json.loads(rl(*words, "--prompt-column", "question")[1])
+
+
 def test_options_of_a_dataset_are_arguments_of_its_environment(files, planned):
     words = ("--reward", "exact", "--reward-weights", "1,0.5", "--eval-dataset", "others.jsonl")
     words += ("--prompt-column", "prompt", "--answer-column", "answer")

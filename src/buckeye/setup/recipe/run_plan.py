@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from buckeye.base.columns import counted
 from buckeye.base.disk import human_bytes
-from buckeye.setup.recipe.environment import tasks_text
+from buckeye.setup.recipe.environment import has_identical_prompts, tasks_text
 from buckeye.setup.recipe.sizes import description_share_text
 
 if TYPE_CHECKING:
@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 
 _NAME_WIDTH = 13
 _BYTES_PER_PARAMETER = 2
+_IDENTICAL_PROMPTS = (
+    "all tasks have the same prompt, so the model cannot tell them apart; if another column has the prompts, "
+    "set --prompt-column"
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,6 +77,7 @@ def _rows(plan: RunPlan) -> dict[str, str]:
         **({"tools": tools} if tools else {}),
         "tasks": tasks_text(environment, is_evaluated=orchestrator.eval is not None),
         **({"they use": uses} if uses else {}),
+        **({"warning": _IDENTICAL_PROMPTS} if has_identical_prompts(environment) else {}),
         "model": _model_text(recipe),
         "batch": f"{counted(orchestrator.batch_size, 'rollout')}: {counted(groups, 'task')} with "
         f"{counted(orchestrator.rollouts_per_example, 'rollout')} each",
