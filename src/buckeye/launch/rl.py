@@ -6,7 +6,7 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
 from dataclasses import replace
 from functools import partial
@@ -70,11 +70,12 @@ _FORCED_STOP_SECONDS = 1.0
 _MAX_SHOWN_CHARACTERS = 3000  # maximum shown characters of the text of a rollout
 
 
-def run_rl(config: RLConfig, command: Sequence[str]) -> int:
+def run_rl(config: RLConfig, command: Sequence[str], on_start: Callable[[], None] = lambda: None) -> int:
     """Run the training to its end and return the exit code.
 
-    `command` is the argv that the user typed; messages show it with `--resume`. Raises UsageError before any
-    process starts, and RunError if a process fails.
+    `command` is the argv that the user typed; messages show it with `--resume`. `on_start` is called when the
+    run has passed all checks and begins. Raises UsageError before any process starts, and RunError if a
+    process fails.
     """
     output_dir = config.output_dir
     check_trackers(config.trackers(config.trainer.wandb))
@@ -97,7 +98,7 @@ def run_rl(config: RLConfig, command: Sequence[str]) -> int:
         if config.cluster.nodes > 1:  # without a log file, log the wait for nodes to the console
             setup_logging(config.log.level, LAUNCHER, None)
         with other_nodes(config) as nodes:
-            return _run_planned(config, command, origin, model_path, ports, nodes)
+            return _run_planned(config, command, origin, model_path, ports, nodes, on_start)
 
 
 def _run_planned(
@@ -107,6 +108,7 @@ def _run_planned(
     model_path: Path,
     ports: Ports,
     nodes: OtherNodes,
+    on_start: Callable[[], None],
 ) -> int:
     output_dir = config.output_dir
     plan_nodes = {number: make_plan_node(number, host) for number, host in sorted(nodes.hosts.items())}
@@ -129,6 +131,7 @@ def _run_planned(
         archive = move_unstarted_run(output_dir, needed=[model_path])
     earlier = read_earlier_start(output_dir) if origin.is_resume else None
     identity = begin_attempt(output_dir, resumed_step=origin.step)
+    on_start()
     (output_dir / REMOTE_FILE).unlink(missing_ok=True)  # an earlier attempt may have run on another machine
     prune_logs(output_dir, config.disk.keep_logs)
     setup_logging(config.log.level, LAUNCHER, run_log(output_dir))

@@ -53,7 +53,7 @@ def files(project):
 def started(monkeypatch):
     """Configurations of the runs that were started."""
     configs = []
-    monkeypatch.setattr(train, "start", lambda config, command: configs.append(config) or 0)
+    monkeypatch.setattr(train, "start", lambda config, command, *_: configs.append(config) or 0)
     return configs
 
 

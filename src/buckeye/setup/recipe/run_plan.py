@@ -6,6 +6,7 @@ import math
 import shutil
 import textwrap
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from buckeye.base.columns import counted
@@ -28,7 +29,10 @@ _IDENTICAL_PROMPTS = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunPlan:
-    """A planned run: its parts, its configuration, and the resources that it needs."""
+    """A planned run: its parts, its configuration, and the resources that it needs.
+
+    `existing` is the default folder if it has an earlier run, so that this run needs another folder.
+    """
 
     recipe: Recipe
     config: RLConfig
@@ -37,6 +41,7 @@ class RunPlan:
     free: int
     price: str
     text: str
+    existing: Path | None = None
 
 
 def plan_text(plan: RunPlan) -> str:
@@ -88,7 +93,7 @@ def _rows(plan: RunPlan) -> dict[str, str]:
         "disk": f"{needed} {human_bytes(plan.free)} free",
         "price": plan.price,
         **({"logs to": tracker} if recipe.wandb else {}),
-        "writes": f"{plan.config.output_dir}",
+        "writes": f"{plan.config.output_dir}" + (f" ({plan.existing} has a run)" if plan.existing else ""),
     }
 
 
