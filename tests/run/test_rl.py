@@ -94,7 +94,7 @@ def test_commands_printed_at_end_of_run_work(finished, runner):
     shutil.copytree(finished.root / "out", runner.root / "out")
     done = follow(runner, f"{finished.printed}\nbuckeye export out\nrl status out\nrl stop out")
     wrong = done.pop("buckeye rl diagnose out")
-    assert (wrong.returncode, "1. untrained (likely" in wrong.stdout) == (1, True)
+    assert (wrong.returncode, "First broken link: untrained (likely" in wrong.stdout) == (1, True)
     failed = {command: ended.stderr for command, ended in done.items() if ended.returncode}
     assert failed == {}
     assert done.keys() >= {"buckeye chat out/weights/step_5", "buckeye chat out/exports/step_5"}
@@ -178,3 +178,4 @@ def test_stopped_sft_prints_resume_command(runner):
     went_on = runner.here(runner.argv(*resume, "--max-steps", done + 1))
     assert went_on.returncode == 0, went_on.stderr
     assert len(runner.metrics("sft", "sft")) == done + 1
+    assert f"model: sft/weights/step_{done + 1} | chat: " in went_on.stdout + went_on.stderr

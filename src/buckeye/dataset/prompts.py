@@ -255,11 +255,8 @@ def _decoded(value: Any) -> Any:
 
 def _messages(prompt: Any, column: str, *, has_column: bool) -> list[Message]:
     if prompt is None or (isinstance(prompt, str) and not prompt.strip()):
-        missing = (
-            f"no column {column!r}"
-            if not has_column
-            else f"{column} is {'null' if prompt is None else 'empty'}"
-        )
+        problem = "has no value" if prompt is None else "is empty"
+        missing = f"{column} {problem}" if has_column else f"no column {column!r}"
         raise row_error(missing, "", "write a prompt, or remove the row")
     if isinstance(prompt, str):
         return [{"role": "user", "content": prompt}]

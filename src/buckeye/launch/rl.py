@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from buckeye.base.process import EXIT_INTERRUPTED, StopFlag, forbid_tracing
-from buckeye.base.storage import step_directories
 from buckeye.config.rl import RLConfig
 from buckeye.errors import RunError, UsageError
 from buckeye.launch.attempts import RunLaunch
@@ -28,7 +27,7 @@ from buckeye.launch.preflight.disk import check_disk
 from buckeye.launch.preflight.model import check_tokenizer, fetch_model
 from buckeye.launch.preflight.ports import Ports
 from buckeye.launch.processes import TERM_GRACE_SECONDS, AttemptOrigin, Child, Processes, write_role_configs
-from buckeye.launch.progress import Progress, human_duration
+from buckeye.launch.progress import Progress, describe_weights, human_duration
 from buckeye.launch.recorder import Recorder
 from buckeye.launch.resume import (
     RunOrigin,
@@ -224,7 +223,8 @@ def _log_result(config: RLConfig, seconds: float) -> str | None:
             log.info("%s", line)
     except UsageError as error:  # a damaged score file must not fail a finished run
         log.warning("%s", error)
-    log.info("%s | %s", human_duration(seconds), _describe_weights(config))
+    is_adapter = config.trainer.model.experimental.lora is not None
+    log.info("%s | %s", human_duration(seconds), describe_weights(config.output_dir, is_adapter=is_adapter))
     return problem
 
 
@@ -325,15 +325,6 @@ def _log_suppressed(warnings: ChildWarnings, config: RLConfig) -> None:
         )
 
 
-def _describe_weights(config: RLConfig) -> str:
-    weights = final_weights(config)
-    adapter = config.trainer.model.experimental.lora is not None
-    text = f"{'adapter' if adapter else 'model'}: {weights} | chat: buckeye chat {weights}"
-    if adapter:
-        text += f" | merge: buckeye export {config.output_dir} --step last --merge-lora"
-    return text
-
-
 def _run_environment(config: RLConfig) -> dict[str, str]:
     """Return the environment variables for all processes on all nodes.
 
@@ -397,9 +388,3 @@ def _end_trainers(processes: Processes, stop: StopFlag, grace: float) -> None:
 
 def _failed(trainer: Child) -> bool:
     return trainer.returncode not in (None, 0, EXIT_INTERRUPTED)
-
-
-def final_weights(config: RLConfig) -> Path:
-    """Return the directory of the newest published weights."""
-    root = config.output_dir / "weights"
-    return [root, *step_directories(root).values()][-1]

@@ -192,6 +192,12 @@ def test_a_low_learning_rate_is_corrected_by_the_measured_factor(tmp_path):
     assert "about 100 times, to 1.0e-04" in finding.advice  # 0.14 / 0.0014
 
 
+def test_a_count_of_one_is_singular(tmp_path):
+    assert "tasks have 1 different prompt," in str(
+        diagnose(make(tmp_path / "run", PLANTED["prompt_incomplete"]))
+    )
+
+
 def with_evaluations(run, rewards):
     """Write evaluations, each with rewards by task; prompts are other tasks."""
     for step, found in rewards.items():
