@@ -1,5 +1,7 @@
 """Arguments of `buckeye.train` and `buckeye.evaluate`: flags, refusals, and what a resume needs."""
 
+from pathlib import Path
+
 import pytest
 
 import buckeye
@@ -71,6 +73,14 @@ def test_other_than_one_environment_is_refused(wrong):
     with pytest.raises(UsageError) as refused:
         EnvironmentArguments(**wrong)
     assert refused.value.code == "BK-CLI-MISSING"
+
+
+@pytest.mark.parametrize("wrong", [0.5, [0.5], [reward, None]])
+def test_reward_that_is_not_a_function_is_refused(wrong):
+    with pytest.raises(UsageError) as refused:
+        buckeye.train("model", dataset=ROWS, reward=wrong)
+    assert refused.value.code == "BK-REWARD"
+    assert EnvironmentArguments(dataset=ROWS, reward=Path("reward.py")).rewards == ("reward.py",)
 
 
 def test_object_without_the_members_of_an_environment_is_refused():

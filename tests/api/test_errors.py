@@ -1,5 +1,6 @@
 """Errors of the Python interface."""
 
+import json
 import os
 import traceback
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 import buckeye
 from buckeye.api.errors import with_python_errors
 from buckeye.api.process import RunProcess
+from buckeye.envs.registry import CALLER_FILE
 from buckeye.errors import UsageError
 
 
@@ -33,6 +35,20 @@ def test_errors_name_keywords_in_place_of_flags(message, expected):
     with pytest.raises(UsageError) as refused:
         fail()
     assert (refused.value.code, refused.value.hint) == ("BK-CLI-ARGUMENT", expected or message)
+
+
+@pytest.mark.parametrize(("dataset", "missing"), [([{"prompt": "a"}], "reward"), (None, "env")])
+def test_resume_names_the_objects_that_it_needs(tmp_path, dataset, missing):
+    (tmp_path / CALLER_FILE).write_text(json.dumps({"dataset": dataset}))
+
+    @with_python_errors
+    def fail():
+        hint = f"resume it: buckeye rl resume {tmp_path} --max-steps N"
+        raise UsageError("it failed", code="BK-CLI-ARGUMENT", hint=hint)
+
+    with pytest.raises(UsageError) as refused:
+        fail()
+    assert refused.value.hint.endswith(f".resume({missing}=..., max_steps=N)")
 
 
 def test_traceback_has_no_internal_frames(tmp_path, monkeypatch):

@@ -50,6 +50,18 @@ def test_sampling_settings_are_those_of_the_run_unless_given(weights, requests):
     assert report.to_json()["sampling_run"] == str(weights.parents[1])
 
 
+def test_a_run_stands_for_its_newest_weights(weights, requests):
+    run = buckeye.open_run(weights.parents[1])
+    with pytest.raises(UsageError) as refused:
+        evaluate(run)
+    assert refused.value.code == "BK-RUN-NO-DATA"
+    weights.mkdir(parents=True)
+    assert str(weights) in repr(evaluate(run))
+    with pytest.raises(UsageError) as refused:
+        evaluate(None)
+    assert refused.value.code == "BK-CLI-ARGUMENT"
+
+
 def test_reply_of_a_run_without_a_limit_is_as_long_as_its_sequences(weights, requests):
     config = weights.parents[1] / "configs/rl.json"
     settings = json.loads(config.read_text())

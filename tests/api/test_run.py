@@ -56,11 +56,15 @@ def test_evaluations_include_the_weights_after_the_last_step(run):
     ]
 
 
-def test_text_of_a_run_has_its_state_and_last_reward(run):
-    status = {"run_id": "aaaa1111", "attempt": 1, "state": "finished", "host": "h", "launcher": None}
+def write_status(run, **status):
+    status |= {"run_id": "aaaa1111", "attempt": 1, "host": "h", "launcher": None}
     status |= {"arguments": [], "working_directory": "/", "max_steps": 2, "max_async_level": 1}
     status |= {"start_step": 0, "stop_seconds": 600.0, "started": 1.0}
     (run.path / "status.json").write_text(json.dumps(status))
+
+
+def test_text_of_a_run_has_its_state_and_last_reward(run):
+    write_status(run, state="finished")
     assert repr(run) == f"TrainingRun({str(run.path)!r}, state='finished', step=1, reward=0.75)"
 
 
@@ -70,7 +74,16 @@ def test_run_that_has_just_started_has_a_state(tmp_path):
     assert run.state == "starting"
     with pytest.raises(UsageError):
         run.wait()
-    assert repr(run) == f"TrainingRun({str(tmp_path)!r}, state='failed')"
+    reason = "no such command: no-such-command"
+    assert run.reason == reason
+    assert repr(run) == f"TrainingRun({str(tmp_path)!r}, state='failed', reason={reason!r})"
+
+
+def test_failed_run_shows_the_error_of_its_process(run):
+    reason = "Orchestrator failed with exit code 1. Last lines:\n  | error: every rollout failed\n  | hint: x"
+    write_status(run, state="failed", reason=reason)
+    assert run.reason == "every rollout failed"
+    assert repr(run).endswith("reward=0.75, reason='every rollout failed')")
 
 
 def test_rollout_is_a_line_and_printed_in_full(run):

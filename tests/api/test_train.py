@@ -111,6 +111,6 @@ def test_refused_start_raises_its_error_and_leaves_no_folder(tmp_path, monkeypat
     with pytest.raises(UsageError) as refused:
         buckeye.train("./missing", dataset=rows, reward=lambda completion: 1.0, output_dir="run")
     assert refused.value.code == "BK-MODEL-NOT-FOUND"
-    assert str(refused.value).startswith("model=./missing: ")
+    assert str(refused.value).startswith("./missing does not exist")
     assert capfd.readouterr() == ("", "")
     assert not (tmp_path / "run").exists()

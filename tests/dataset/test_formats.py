@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from buckeye.dataset.environment import make_environment
 from buckeye.dataset.prompts import read_prompts
 from buckeye.dataset.rows import _list_items, read_splits
 from buckeye.errors import UsageError
@@ -69,6 +70,19 @@ def test_parquet_values_become_json_values_and_binary_columns_are_left_out(tmp_p
         "none": None,
     }
     assert "image" in caplog.text
+
+
+def test_empty_cell_of_a_csv_has_no_value(write):
+    assert read_splits(write("a.csv", "prompt,answer\na,\nb, \n"))["train"][0].values["answer"] is None
+
+
+@pytest.mark.parametrize(("rows", "at"), [("a,1\n,2", "prompt has no value"), ("a,1\nb,", "no `answer`")])
+def test_empty_cell_of_a_csv_is_reported_with_its_column(write, rows, at):
+    path = write("a.csv", f"prompt,answer\n{rows}\n")
+    with pytest.raises(UsageError) as refused:
+        make_environment(read_prompts(path), [lambda completion, answer: 1.0])
+    assert (refused.value.code, refused.value.at) == ("BK-DATA-FORMAT", "a.csv:3")
+    assert at in refused.value.message
 
 
 def test_csv_values_may_have_quotes_delimiters_and_line_breaks(write):

@@ -137,6 +137,16 @@ def test_one_file_without_splits_is_evaluated_whole(tmp_path):
     assert (done.returncode, len(requests)) == (0, 20), done.stderr
 
 
+def test_columns_of_a_dataset_can_be_named(tmp_path):
+    (tmp_path / "prompts.jsonl").write_text('{"ask": "Say 1.", "want": "1"}')
+    argv = ["eval", "--dataset", "prompts.jsonl", "--reward", "exact", "--model", "m", "--json"]
+    argv += ["--prompt-column", "ask", "--answer-column", "want"]
+    with chat_server(lambda body, _: str(number_of(body))) as (url, _):
+        done = run_here(*argv, "--base-url", url, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["reward"]["value"] == 1.0
+
+
 def test_training_data_that_cannot_be_read_is_reported(tmp_path):
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "Say 1.", "answer": "1"}')
     config = made_run(tmp_path / "run") / "configs" / "rl.json"
@@ -181,6 +191,7 @@ def test_rows_that_the_run_of_the_model_trained_on_are_counted_and_can_be_left_o
         (("--dataset", "d.jsonl"), "BK-CLI-MISSING"),
         (("--reward", "r.py"), "BK-CLI-MISSING"),
         (("letters", "--reward", "r.py", "--dataset", "d.jsonl"), "BK-CLI-CONFLICT"),
+        (("letters", "--prompt-column", "p"), "BK-CLI-CONFLICT"),
     ],
 )
 def test_dataset_and_reward_belong_together(tmp_path, words, code):

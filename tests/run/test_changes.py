@@ -134,3 +134,15 @@ def test_fork_keeps_the_history_of_its_steps(tmp_path, monkeypatch, step, change
     forked = fork_run(run, step=step, target=tmp_path / "forked")
     assert min(former_configs(forked)) == changed
     assert max(former_configs(forked)) <= int(step)
+
+
+@pytest.mark.parametrize(("step", "later"), [(20, []), (5, ["trainer.optim.lr"])])
+def test_fork_names_settings_of_a_later_start(tmp_path, monkeypatch, wording, step, later):
+    made_run(tmp_path / "out", checkpoints=(5, 20))
+    for rate, since in ((1, None), (2, 10)):
+        start(tmp_path, monkeypatch, f"--trainer.optim.lr {rate}", since)
+    printed = run_here("rl", "fork", "out", "--step", step, cwd=tmp_path).stdout.splitlines()
+    assert printed[1:-1] == wording
+    words = ("rl", "fork", "out", "--step", step, "-o", "other", "--json")
+    found = json.loads(run_here(*words, cwd=tmp_path).stdout)["later_settings"]
+    assert [change["key"] for change in found] == later

@@ -9,7 +9,9 @@ import signal
 
 import pytest
 
+from buckeye.launch.changed_settings import settings_history
 from buckeye.monitor.metrics import RECORD_KEYS
+from buckeye.runs.stop import continuation
 from tests.cli.printed_commands import follow
 from tests.run.conftest import processes_of
 from tests.waiting import wait_for
@@ -72,11 +74,27 @@ def test_resumed_run_equals_uninterrupted_run(finished, runner):
 
 
 @pytest.mark.e2e
+def test_resume_that_is_stopped_early_records_its_flags(finished, runner):
+    out = runner.root / "out"
+    shutil.copytree(finished.root / "out", out)
+    running = runner.start(runner.argv("rl", "resume", "out", "--max-steps", 60))
+    starts = '"attempt": 2, "process": "trainer 0"'
+    wait_for(lambda: starts in (out / "events.jsonl").read_text(), "the start of the trainer")
+    running.send_signal(signal.SIGINT)
+    printed, _ = running.communicate()
+    assert running.returncode == 130, printed
+    assert len(runner.metrics("out", "trainer")) == 5
+    assert " ".join(continuation(out, []).arguments).count("--max-steps 60") == 1
+    history = [(change.key, change.old, change.new) for change in settings_history(out)]
+    assert history == [("trainer.max_steps", 5, 60)]
+
+
+@pytest.mark.e2e
 def test_commands_printed_at_end_of_run_work(finished, runner):
     shutil.copytree(finished.root / "out", runner.root / "out")
     done = follow(runner, f"{finished.printed}\nbuckeye export out\nrl status out\nrl stop out")
     wrong = done.pop("buckeye rl diagnose out")
-    assert (wrong.returncode, "1. untrained (likely" in wrong.stdout) == (1, True)
+    assert (wrong.returncode, "First broken link: untrained (likely" in wrong.stdout) == (1, True)
     failed = {command: ended.stderr for command, ended in done.items() if ended.returncode}
     assert failed == {}
     assert done.keys() >= {"buckeye chat out/weights/step_5", "buckeye chat out/exports/step_5"}
@@ -160,3 +178,4 @@ def test_stopped_sft_prints_resume_command(runner):
     went_on = runner.here(runner.argv(*resume, "--max-steps", done + 1))
     assert went_on.returncode == 0, went_on.stderr
     assert len(runner.metrics("sft", "sft")) == done + 1
+    assert f"model: sft/weights/step_{done + 1} | chat: " in went_on.stdout + went_on.stderr

@@ -35,9 +35,7 @@ class EnvironmentArguments:
 
     def __post_init__(self) -> None:
         """Raises UsageError unless the arguments name exactly one environment."""
-        given = () if self.reward is None else self.reward
-        is_one = isinstance(given, str) or callable(given)
-        object.__setattr__(self, "rewards", (given,) if is_one else tuple(given))  # type: ignore[arg-type]
+        object.__setattr__(self, "rewards", _reward_tuple(self.reward))
         if (self.env is None) == (self.dataset is None):
             raise UsageError(
                 "name one environment", code="BK-CLI-MISSING", hint="pass dataset= and reward=, or env="
@@ -126,6 +124,13 @@ class EnvironmentArguments:
         write_file(folder / CALLER_FILE, text)
 
 
+def missing_argument(folder: Path) -> str | None:
+    """Return the argument that a resume of the run in `folder` needs: `reward`, `env` or None."""
+    if not (folder / CALLER_FILE).exists():
+        return None
+    return "env" if read_json(folder / CALLER_FILE)["dataset"] is None else "reward"
+
+
 def rows_of(dataset: Dataset | None) -> Dataset | None:
     """Return the rows of a dataset as a list. Return a path, a hub id or None unchanged."""
     if dataset is None or isinstance(dataset, str | Path):
@@ -140,17 +145,32 @@ def saved_arguments(folder: Path, reward: Rewards | None, env: Any) -> Environme
 
     The caller passes the functions and objects again. Raises UsageError if they are missing.
     """
-    if not (folder / CALLER_FILE).exists():
+    missing = missing_argument(folder)
+    if missing is None:
         return None
-    values: dict[str, Any] = read_json(folder / CALLER_FILE)
-    if env is None and (values["dataset"] is None or reward is None):
-        missing = "env=" if values["dataset"] is None else "reward="
+    if env is not None:
+        return EnvironmentArguments(env=env)
+    if missing == "env" or reward is None:
         raise UsageError(
             f"the environment of {folder} was an object of a Python process",
             code="BK-ENV-CALLER",
-            hint=f"pass it again: resume({missing}...)",
+            hint=f"pass it again: resume({missing}=...)",
         )
-    return EnvironmentArguments(env=env) if env is not None else EnvironmentArguments(**values, reward=reward)
+    return EnvironmentArguments(**read_json(folder / CALLER_FILE), reward=reward)
+
+
+def _reward_tuple(reward: Any) -> tuple[RewardSpec, ...]:
+    if reward is None:
+        return ()
+    rewards = list(reward) if isinstance(reward, list | tuple) else [reward]
+    for part in rewards:
+        if not isinstance(part, str | Path) and not callable(part):
+            raise UsageError(
+                f"reward= is {part!r}, not a function",
+                code="BK-REWARD",
+                hint="pass a function, a file, a built-in reward such as 'exact', or a list of them",
+            )
+    return tuple(str(part) if isinstance(part, Path) else part for part in rewards)
 
 
 def _saved(dataset: Dataset | None) -> Any:

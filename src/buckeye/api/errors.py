@@ -7,8 +7,10 @@ import os
 import re
 from collections.abc import Callable
 from functools import wraps
+from pathlib import Path
 from typing import ParamSpec, TypeVar
 
+from buckeye.api.environment import missing_argument
 from buckeye.errors import DEBUG_VARIABLE, BuckeyeError
 
 P = ParamSpec("P")
@@ -61,5 +63,7 @@ def _keyword(flag: re.Match[str]) -> str:
 
 def _resume_call(command: re.Match[str]) -> str:
     run, flags = command[1].strip("'"), command[2].split(" --")[1:]
-    keywords = ", ".join(flag.replace("-", "_").replace(" ", "=") for flag in flags)
-    return f"buckeye.open_run({run!r}).resume({keywords})"
+    missing = missing_argument(Path(run))
+    keywords = [f"{missing}=..."] if missing else []
+    keywords += [flag.replace("-", "_").replace(" ", "=") for flag in flags]
+    return f"buckeye.open_run({run!r}).resume({', '.join(keywords)})"

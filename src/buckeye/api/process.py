@@ -77,15 +77,19 @@ class RunProcess:
             except KeyboardInterrupt:
                 interrupted = True
                 self._process.send_signal(signal.SIGINT)
+        if not interrupted and (error := self.error) is not None:
+            raise error
         self._printer.join(_OUTPUT_SECONDS)
-        if not interrupted and self._process.returncode not in (0, EXIT_INTERRUPTED):
-            raise self._error()
         self._show_all(self._error_lines)
         if interrupted:
             raise KeyboardInterrupt
 
-    def _error(self) -> BuckeyeError:
-        """Return the error that ended the output."""
+    @property
+    def error(self) -> BuckeyeError | None:
+        """Error that ended the output, or None if the process runs or has not failed."""
+        if self.is_running or self._process.returncode in (0, EXIT_INTERRUPTED):
+            return None
+        self._printer.join(_OUTPUT_SECONDS)
         text = "\n".join(self._error_lines)
         code = _CODE.search(text)
         message = _CODE.sub("", text).removeprefix("error: ").strip()

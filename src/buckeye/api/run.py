@@ -19,6 +19,7 @@ from buckeye.monitor.rollouts import RecordedRollout, read_rollouts, rollout_ste
 from buckeye.run_files.directory import METRICS_FILE
 from buckeye.run_files.known_runs import find_run
 from buckeye.run_files.record import STATUS_FILE, read_record
+from buckeye.runs.status import failure_message
 from buckeye.runs.stop import continuation, stop_run
 from buckeye.workers.caller import EnvironmentServer
 
@@ -38,10 +39,12 @@ class TrainingRun:
         self._server: EnvironmentServer | None = None
 
     def __repr__(self) -> str:
-        """Return the directory, the state, and the last step with its reward."""
+        """Return the directory, the state, the last step with its reward, and the reason of a failure."""
         rewards = read_run_metrics(self.path / METRICS_FILE).values("orchestrator/reward/mean")
         last = f", step={max(rewards)}, reward={rewards[max(rewards)]:.4g}" if rewards else ""
-        return f"TrainingRun({str(self.path)!r}, state={self.state!r}{last})"
+        state = self.state
+        reason = f", reason={self.reason!r}" if state == "failed" else ""
+        return f"TrainingRun({str(self.path)!r}, state={state!r}{last}{reason})"
 
     @property
     def state(self) -> str:
@@ -49,6 +52,15 @@ class TrainingRun:
         if self._process is not None and not (self.path / STATUS_FILE).exists():
             return "starting" if self._process.is_running else "failed"
         return read_record(self.path).actual_state()
+
+    @property
+    def reason(self) -> str | None:
+        """Reason for the end of the run, such as its error, in one line. None if unknown."""
+        error = self._process.error if self._process is not None else None
+        if error is not None:
+            return failure_message(error.message)
+        reason = read_record(self.path).actual_reason() if (self.path / STATUS_FILE).exists() else None
+        return failure_message(reason) if reason else None
 
     @property
     @with_python_errors

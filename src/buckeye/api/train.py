@@ -15,16 +15,20 @@ from buckeye.cli.composed_run import choose_output_directory
 from buckeye.dataset.environment import evaluation_rows
 from buckeye.dataset.prompts import Dataset
 from buckeye.envs.registry import CALLER
+from buckeye.errors import UsageError
 from buckeye.evaluation.chat_policy import ChatSampling
 from buckeye.evaluation.run_eval import EvalReport, EvalRequest, run_eval
 from buckeye.launch.preflight.model import resolve_run
 from buckeye.setup.recipe.flags import parse_train_args
 from buckeye.workers.loading import CALLER_ENVIRONMENTS
 
+Model = str | Path | TrainingRun
+"""A folder, a name on the Hugging Face hub, or a run, which means its newest weights."""
+
 
 @with_python_errors
 def train(
-    model: str | Path,
+    model: Model,
     *,
     dataset: Dataset | None = None,
     reward: Rewards | None = None,
@@ -44,7 +48,7 @@ def train(
     Functions and objects stay in this process. If this process ends, the run stops with a checkpoint.
 
     Args:
-        model: a folder, or a name on the Hugging Face hub.
+        model: a folder, a name on the Hugging Face hub, or a run that has ended.
         dataset: a file, a folder, a hub id, or rows.
         reward: a function, a file, a built-in reward, or a list of them.
         env: in place of `dataset` and `reward`: an id, a path, or an environment object.
@@ -75,7 +79,7 @@ def train(
         env=env,
     )
     folder = choose_output_directory(None if output_dir is None else Path(output_dir), arguments.name)
-    argv = ["--yes", "--model", str(model), *arguments.flags(), "--output-dir", str(folder)]
+    argv = ["--yes", "--model", _model_name(model), *arguments.flags(), "--output-dir", str(folder)]
     argv += flatten_settings(settings)
     parse_train_args(argv).check_composed()
     run = TrainingRun(folder)
@@ -90,7 +94,7 @@ def train(
 
 @with_python_errors
 def evaluate(
-    model: str | Path,
+    model: Model,
     *,
     dataset: Dataset | None = None,
     reward: Rewards | None = None,
@@ -110,7 +114,7 @@ def evaluate(
     """Evaluate a model on all rows of a dataset with a reward, or on an environment.
 
     Args:
-        model: a folder, or a name on the Hugging Face hub.
+        model: a folder, a name on the Hugging Face hub, or a run that has ended.
         dataset: a file, a folder, a hub id, or rows.
         reward: a function, a file, a built-in reward, or a list of them.
         env: in place of `dataset` and `reward`: an id, a path, or an environment object.
@@ -151,7 +155,7 @@ def evaluate(
     request = EvalRequest(
         env_id=env_id,
         args=args,
-        model=resolve_run(str(model), at="model"),
+        model=resolve_run(_model_name(model), at="model"),
         split=split if dataset is None else task_split,
         examples=examples,
         rollouts=rollouts,
@@ -168,6 +172,19 @@ def evaluate(
     finally:
         if environment is not None:
             CALLER_ENVIRONMENTS.remove(environment)
+
+
+def _model_name(model: Any) -> str:
+    if isinstance(model, TrainingRun):
+        _ = model.model  # raises UsageError without weights
+        return str(model.path)
+    if not isinstance(model, str | Path):
+        raise UsageError(
+            f"model= is a {type(model).__name__}",
+            code="BK-CLI-ARGUMENT",
+            hint="pass the folder of a model, its name on the Hugging Face hub, or a run",
+        )
+    return str(model)
 
 
 def _new_folder(name: str) -> Path:

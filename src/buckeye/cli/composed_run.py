@@ -64,7 +64,7 @@ from buckeye.setup.recipe.training_machine import TrainingMachine, devices_text,
 
 _COMPOSED = Location("the composed configuration", Layer.FILE)
 
-Start = Callable[[RLConfig, list[str]], int]
+Start = Callable[[RLConfig, list[str], Callable[[], None]], int]
 
 
 def run_composed(args: TrainArgs, start: Start) -> int:
@@ -143,12 +143,14 @@ def _make_plan(
         requested_seq_len=args.seq_len,
         requested_reply=args.reply_tokens,
     )
+    output_dir = choose_output_directory(flags.output_dir, environment.folder)
+    first = Path("outputs", environment.folder)
     recipe = Recipe(
         environment=environment,
         model=model,
         sizes=replace(sizes, held_out=0) if flags.no_eval else sizes,
         layout=layout,
-        output_dir=choose_output_directory(flags.output_dir, environment.folder),
+        output_dir=output_dir,
         wandb=_wandb_project(args, environment.name),
     )
     text = config_text(recipe, args.settings)
@@ -164,6 +166,7 @@ def _make_plan(
         free=free_bytes(config.output_dir),
         price=price if machine.remote else "none",
         text=text,
+        existing=first if flags.output_dir is None and output_dir != first else None,
     )
 
 
@@ -247,12 +250,15 @@ def _write_and_start(
             move_unstarted_run(file.parent, also=[file])
     new_folders = [folder for folder in (file.parent, *file.parent.parents) if not folder.exists()]
     write_file(file, plan.text)
-    if not flags.quiet and all(env.id != CALLER for env in plan.config.orchestrator.env):
-        print(f"{file}: written. To start this run again: buckeye rl @ {file}", file=sys.stderr)
+
+    def announce() -> None:
+        if not flags.quiet and all(env.id != CALLER for env in plan.config.orchestrator.env):
+            print(f"{file}: written. To start this run again: buckeye rl @ {file}", file=sys.stderr)
+
     try:
         if machine.remote:
-            return start_remote(file, flags)
-        return start(plan.config, ["buckeye", "rl", "@", str(file)])
+            return start_remote(file, flags, on_start=announce)
+        return start(plan.config, ["buckeye", "rl", "@", str(file)], announce)
     except (BuckeyeError, KeyboardInterrupt) as error:
         # If a remote start fails with an error other than UsageError, keep the file: the message may name it.
         if not machine.remote or isinstance(error, UsageError):
@@ -272,4 +278,3 @@ def _remove_unstarted(file: Path, new_folders: Sequence[Path]) -> None:
     with suppress(OSError):  # rmdir fails for a folder with other files
         for folder in new_folders:
             folder.rmdir()
-    print(f"{file}: removed, because the run did not start", file=sys.stderr)

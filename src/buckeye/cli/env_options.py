@@ -50,6 +50,29 @@ RewardOption = Annotated[
     ),
 ]
 
+PromptColumnOption = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Column of --dataset with the prompts.")
+]
+AnswerColumnOption = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Column of --dataset with the answers, for --reward.")
+]
+
+
+def column_arguments(
+    rewards: Sequence[str] | None, prompt_column: str | None, answer_column: str | None
+) -> dict[str, object]:
+    """Return the arguments of a dataset for the options. Raises UsageError for an option without --reward."""
+    given = {"prompt_column": prompt_column, "answer_column": answer_column}
+    columns: dict[str, object] = {name: column for name, column in given.items() if column is not None}
+    if columns and not rewards:
+        flag = f"--{next(iter(columns)).replace('_', '-')}"
+        raise UsageError(
+            f"{flag} is a column of a dataset with a reward",
+            code="BK-CLI-CONFLICT",
+            hint=f"add --dataset FILE and --reward FILE, or leave {flag} out",
+        )
+    return columns
+
 
 def variable_names(options: Sequence[str] | None) -> list[str]:
     """Return the names in all `--variables` options."""

@@ -11,10 +11,13 @@ import typer
 
 from buckeye.base.terminal import status_line
 from buckeye.cli.env_options import (
+    AnswerColumnOption,
     DatasetOption,
     EnvironmentArgument,
+    PromptColumnOption,
     RewardOption,
     VariablesOption,
+    column_arguments,
     environment_config,
 )
 from buckeye.errors import UsageError
@@ -42,6 +45,8 @@ def evaluate(
     env_id: EnvironmentArgument = None,
     dataset: DatasetOption = None,
     reward: RewardOption = None,
+    prompt_column: PromptColumnOption = None,
+    answer_column: AnswerColumnOption = None,
     model: ModelOption = "",
     base_url: BaseUrlOption = None,
     api_key_var: ApiKeyVarOption = "OPENAI_API_KEY",
@@ -78,7 +83,7 @@ def evaluate(
 
     _check_model(model, base_url)
     model = resolve_run(model) if base_url is None else model
-    given = environment_args(arg, args)
+    given = environment_args(arg, args) | column_arguments(reward, prompt_column, answer_column)
     if reward:
         given["eval_path"], given["split"], split = evaluation_rows(dataset, split)
     environment = environment_config(env_id, dataset, reward, given, variables)

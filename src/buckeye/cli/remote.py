@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,11 +16,20 @@ if TYPE_CHECKING:
     from buckeye.setup.recipe.flags import TrainFlags
 
 
-def start_remote(config_path: Path, flags: TrainFlags, *, resume: bool = False) -> int:
-    """Start or resume the run on the machine that the flags name; return the exit code."""
+def start_remote(
+    config_path: Path,
+    flags: TrainFlags,
+    *,
+    resume: bool = False,
+    on_start: Callable[[], None] = lambda: None,
+) -> int:
+    """Start or resume the run on the machine that the flags name; return the exit code.
+
+    `on_start` is called after the checks of this machine.
+    """
     from buckeye.remote.remote_run import run_remote
 
-    return run_remote(config_path, _remote_request(flags), resume=resume)
+    return run_remote(config_path, _remote_request(flags), resume=resume, on_start=on_start)
 
 
 def show_remote(

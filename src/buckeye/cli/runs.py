@@ -26,6 +26,7 @@ from buckeye.cli.run_texts import (
     status_text,
 )
 from buckeye.errors import BuckeyeError, UsageError
+from buckeye.launch.changed_settings import settings_history
 from buckeye.remote.control import stop_remote
 from buckeye.run_files.directory import is_in_use, lock_directory
 from buckeye.run_files.events import read_events
@@ -218,14 +219,24 @@ def fork(
     ] = None,
     as_json: _Json = False,
 ) -> None:
-    """Create a new run from a checkpoint of another run, which is not changed."""
+    """Create a new run from a checkpoint of another run, which is not changed.
+
+    The new run has the settings of the last start of the other run.
+    """
     fork_directory = fork_run(find_run(run), step=step, target=output)
     record = read_record(fork_directory)
+    changes = [change for change in settings_history(fork_directory) if change.step == record.start_step]
     if as_json:
         values = {"run_id": record.run_id, "directory": str(fork_directory), "step": record.start_step}
-        typer.echo(json.dumps(values))
+        later = [{"key": change.key, "old": change.old, "new": change.new} for change in changes]
+        typer.echo(json.dumps(values | {"later_settings": later}))
         return
-    typer.echo(f"{fork_directory} ({record.run_id}): forked at step {record.start_step}. To start it:")
+    typer.echo(f"{fork_directory} ({record.run_id}): forked at step {record.start_step}.")
+    if changes:
+        typer.echo("It has the settings of the last start of the run, which changed after that step:")
+        for change in changes:
+            typer.echo(f"  {change.key}: {json.dumps(change.old)} -> {json.dumps(change.new)}")
+    typer.echo("To start it, with flags to change settings if needed:")
     typer.echo(f"  buckeye rl resume {shlex.quote(str(fork_directory))}")
 
 

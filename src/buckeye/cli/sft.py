@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shlex
 import sys
@@ -12,6 +13,7 @@ from buckeye.base.storage import write_file
 from buckeye.cli.load import load, with_local_model
 from buckeye.config.load import to_json
 from buckeye.config.sft import SFTConfig
+from buckeye.launch.progress import describe_weights
 from buckeye.launch.resume import without_flags
 from buckeye.launch.resume_checks import check_resumable
 from buckeye.launch.uploads import open_uploads
@@ -20,6 +22,8 @@ from buckeye.run_files.directory import claim_directory
 from buckeye.transport.checkpoint import resolve_checkpoint
 from buckeye.transport.object_store import CheckpointStore
 from buckeye.transport.resume_from_store import restore_from_store
+
+log = logging.getLogger(__name__)
 
 
 def sft(argv: list[str]) -> int:
@@ -51,6 +55,9 @@ def sft(argv: list[str]) -> int:
                 completed = run_sft(config)
             if not completed and is_first_rank:
                 print(f"Stopped. To resume:\n  {command}", file=sys.stderr)
+            elif is_first_rank:
+                is_adapter = config.model.experimental.lora is not None
+                log.info("%s", describe_weights(output_dir, is_adapter=is_adapter))
             return (
                 EXIT_INTERRUPTED
                 if not completed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from buckeye.base.distribution import need
@@ -55,14 +56,17 @@ def rl(argv: list[str]) -> int:
     )
 
 
-def start(config: RLConfig, command: list[str]) -> int:
-    """Run the quick checks, and start the run. `command` is the command line of the run."""
+def start(config: RLConfig, command: list[str], on_start: Callable[[], None] = lambda: None) -> int:
+    """Run the quick checks, and start the run.
+
+    `command` is the command line of the run. `on_start` is called when the run begins.
+    """
     need("torch", "Training")
     from buckeye.analysis.diagnosis.diagnose import report_findings  # imports numpy
     from buckeye.launch.rl import run_rl
 
     _check_before_start(config)
-    code = run_rl(config, command)
+    code = run_rl(config, command, on_start)
     if code != EXIT_INTERRUPTED:
         report_findings(config.output_dir)
     return code

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import re
 import shlex
@@ -13,6 +14,7 @@ from typing import Annotated
 
 import typer
 
+from buckeye.base.columns import counted
 from buckeye.base.json_lines import printable
 from buckeye.cli.load import load
 from buckeye.config.rl import RLConfig
@@ -65,9 +67,17 @@ def tune(
         print(json.dumps(dataclasses.asdict(result)))
         return
     reason = "highest reward of the forks"
+    forks = counted(len(result.forks), "fork")
     if not result.by_training:
-        reason = "usual policy change per step; no fork learned significantly"
+        learned = "no fork learned significantly" if result.forks else "no fork was trained"
+        tried = counted(len(result.changes), "tried rate")
+        reason = f"nearest of {tried} to the usual policy change per step; {learned}"
     print(f"lr {result.lr:.2e}: {reason}")
+    if result.enough_budget is not None:
+        enough = _budget_text(result.enough_budget)
+        print(
+            f"The budget of {budget} was too small to compare rates ({forks} trained): use --budget {enough}"
+        )
     end = ""
     if result.reward_at_end is not None:
         end = f", {result.reward_at_end:.3g} in the last quarter of the best fork"
@@ -81,6 +91,11 @@ def _parse_seconds(text: str) -> float:
         hint = "Write a number and a unit, such as 90s, 10m or 1h"
         raise UsageError(f"--budget: {text!r} is not a time", code="BK-CLI-ARGUMENT", hint=hint)
     return float(match[1]) * _UNIT_SECONDS[match[2]]
+
+
+def _budget_text(seconds: float) -> str:
+    """Return a budget, rounded up to whole minutes, or to tens of seconds below two minutes."""
+    return f"{math.ceil(seconds / 60)}m" if seconds > 120 else f"{10 * math.ceil(seconds / 10)}s"
 
 
 COMMANDS = {"rl tune": tune}

@@ -198,7 +198,7 @@ def _choose_prompt_column(source: str, rows: Sequence[Row], names: Sequence[str]
 
 
 def _column_argument(name: str) -> str:
-    return f"as `prompt_column={name}`; for `buckeye rl` as `--prompt-column {name}`"
+    return f"as `prompt_column={name}`; for `buckeye rl` and `buckeye eval` as `--prompt-column {name}`"
 
 
 def _ends_with_reply(messages: Any) -> bool:
@@ -255,11 +255,8 @@ def _decoded(value: Any) -> Any:
 
 def _messages(prompt: Any, column: str, *, has_column: bool) -> list[Message]:
     if prompt is None or (isinstance(prompt, str) and not prompt.strip()):
-        missing = (
-            f"no column {column!r}"
-            if not has_column
-            else f"{column} is {'null' if prompt is None else 'empty'}"
-        )
+        problem = "has no value" if prompt is None else "is empty"
+        missing = f"{column} {problem}" if has_column else f"no column {column!r}"
         raise row_error(missing, "", "write a prompt, or remove the row")
     if isinstance(prompt, str):
         return [{"role": "user", "content": prompt}]

@@ -279,6 +279,7 @@ def _skip(text: str, at: int) -> int:
 
 
 def _csv_rows(text: str, path: Path) -> list[Row]:
+    """Return the rows of a CSV text. An empty cell has no value: it is None."""
     header = text.lstrip().split("\n", 1)[0]
     delimiter = "\t" if path.suffix == ".tsv" else max(_DELIMITERS, key=header.count)
     csv.field_size_limit(2**31 - 1)
@@ -296,7 +297,8 @@ def _csv_rows(text: str, path: Path) -> list[Row]:
                 names = [name.strip() for name in values]
                 _check_header(names, at)
             elif len(values) == len(names):
-                rows.append(Row(dict(zip(names, values, strict=True)), at))
+                cells = (value if value.strip() else None for value in values)
+                rows.append(Row(dict(zip(names, cells, strict=True)), at))
             else:
                 message = f"{len(values)} values, but the header has {counted(len(names), 'column')}"
                 problems.append(row_error(message, at, "put values with commas or line breaks in quotes"))

@@ -22,7 +22,8 @@ from buckeye.run_files.record import RunRecord, read_record
 RECORDED_CONFIG = Path("configs", "rl.json")
 """Path of the recorded configuration in the run directory.
 
-The first start of a run writes the file. A later start replaces it once all its processes are ready.
+The first start of a run writes the file. A later start replaces it once all its processes are ready, or when
+the user stops it before that.
 """
 
 _START_SETTINGS = {"clean", "dry_run", "output_dir", "resume", "resume_step"}

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
 
+from buckeye.base.storage import step_directories
 from buckeye.monitor.metrics import MetricsTail, RunMetrics, StepMetrics
 
 _SHOWN_METRICS = {
@@ -105,3 +106,13 @@ def human_duration(seconds: float) -> str:
     if seconds < 5400:
         return f"{seconds / 60:.0f} min"
     return f"{seconds / 3600:.1f} h"
+
+
+def describe_weights(output_dir: Path, *, is_adapter: bool) -> str:
+    """Return the directory of the newest published weights of a run, and commands to use them."""
+    root = output_dir / "weights"
+    weights = [root, *step_directories(root).values()][-1]
+    text = f"{'adapter' if is_adapter else 'model'}: {weights} | chat: buckeye chat {weights}"
+    if is_adapter:
+        text += f" | merge: buckeye export {output_dir} --step last --merge-lora"
+    return text

@@ -40,8 +40,9 @@ class Recorder:
     """Recorder of the processes of a run, and of new weights and checkpoints in its directory.
 
     A write error does not end the run: the first one is logged as a warning. On a resume, the command and the
-    configuration are recorded when all processes are ready. So if a trainer rejects the new settings, the
-    settings of the earlier start remain recorded. `earlier` is the record of an earlier start.
+    configuration are recorded when all processes are ready, or when the user stops the run before that. So if
+    a trainer rejects the new settings, the settings of the earlier start remain recorded. `earlier` is the
+    record of an earlier start.
     """
 
     def __init__(
@@ -110,8 +111,9 @@ class Recorder:
         self._update(restarts=self.record.restarts + 1)
 
     def record_stop_request(self) -> None:
-        """Record that the user has requested a stop of the run."""
+        """Record that the user has requested a stop of the run, and the settings of the next resume."""
         self.note("stopping")
+        self._record_config()
         self._update(state="stopping")
 
     def record_end(self, state: RecordedState, reason: str | None = None) -> None:

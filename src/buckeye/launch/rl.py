@@ -6,7 +6,7 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
 from dataclasses import replace
 from functools import partial
@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from buckeye.base.process import EXIT_INTERRUPTED, StopFlag, forbid_tracing
-from buckeye.base.storage import step_directories
 from buckeye.config.rl import RLConfig
 from buckeye.errors import RunError, UsageError
 from buckeye.launch.attempts import RunLaunch
@@ -28,7 +27,7 @@ from buckeye.launch.preflight.disk import check_disk
 from buckeye.launch.preflight.model import check_tokenizer, fetch_model
 from buckeye.launch.preflight.ports import Ports
 from buckeye.launch.processes import TERM_GRACE_SECONDS, AttemptOrigin, Child, Processes, write_role_configs
-from buckeye.launch.progress import Progress, human_duration
+from buckeye.launch.progress import Progress, describe_weights, human_duration
 from buckeye.launch.recorder import Recorder
 from buckeye.launch.resume import (
     RunOrigin,
@@ -70,11 +69,12 @@ _FORCED_STOP_SECONDS = 1.0
 _MAX_SHOWN_CHARACTERS = 3000  # maximum shown characters of the text of a rollout
 
 
-def run_rl(config: RLConfig, command: Sequence[str]) -> int:
+def run_rl(config: RLConfig, command: Sequence[str], on_start: Callable[[], None] = lambda: None) -> int:
     """Run the training to its end and return the exit code.
 
-    `command` is the argv that the user typed; messages show it with `--resume`. Raises UsageError before any
-    process starts, and RunError if a process fails.
+    `command` is the argv that the user typed; messages show it with `--resume`. `on_start` is called when the
+    run has passed all checks and begins. Raises UsageError before any process starts, and RunError if a
+    process fails.
     """
     output_dir = config.output_dir
     check_trackers(config.trackers(config.trainer.wandb))
@@ -97,7 +97,7 @@ def run_rl(config: RLConfig, command: Sequence[str]) -> int:
         if config.cluster.nodes > 1:  # without a log file, log the wait for nodes to the console
             setup_logging(config.log.level, LAUNCHER, None)
         with other_nodes(config) as nodes:
-            return _run_planned(config, command, origin, model_path, ports, nodes)
+            return _run_planned(config, command, origin, model_path, ports, nodes, on_start)
 
 
 def _run_planned(
@@ -107,6 +107,7 @@ def _run_planned(
     model_path: Path,
     ports: Ports,
     nodes: OtherNodes,
+    on_start: Callable[[], None],
 ) -> int:
     output_dir = config.output_dir
     plan_nodes = {number: make_plan_node(number, host) for number, host in sorted(nodes.hosts.items())}
@@ -129,6 +130,7 @@ def _run_planned(
         archive = move_unstarted_run(output_dir, needed=[model_path])
     earlier = read_earlier_start(output_dir) if origin.is_resume else None
     identity = begin_attempt(output_dir, resumed_step=origin.step)
+    on_start()
     (output_dir / REMOTE_FILE).unlink(missing_ok=True)  # an earlier attempt may have run on another machine
     prune_logs(output_dir, config.disk.keep_logs)
     setup_logging(config.log.level, LAUNCHER, run_log(output_dir))
@@ -221,7 +223,8 @@ def _log_result(config: RLConfig, seconds: float) -> str | None:
             log.info("%s", line)
     except UsageError as error:  # a damaged score file must not fail a finished run
         log.warning("%s", error)
-    log.info("%s | %s", human_duration(seconds), _describe_weights(config))
+    is_adapter = config.trainer.model.experimental.lora is not None
+    log.info("%s | %s", human_duration(seconds), describe_weights(config.output_dir, is_adapter=is_adapter))
     return problem
 
 
@@ -322,15 +325,6 @@ def _log_suppressed(warnings: ChildWarnings, config: RLConfig) -> None:
         )
 
 
-def _describe_weights(config: RLConfig) -> str:
-    weights = final_weights(config)
-    adapter = config.trainer.model.experimental.lora is not None
-    text = f"{'adapter' if adapter else 'model'}: {weights} | chat: buckeye chat {weights}"
-    if adapter:
-        text += f" | merge: buckeye export {config.output_dir} --step last --merge-lora"
-    return text
-
-
 def _run_environment(config: RLConfig) -> dict[str, str]:
     """Return the environment variables for all processes on all nodes.
 
@@ -394,9 +388,3 @@ def _end_trainers(processes: Processes, stop: StopFlag, grace: float) -> None:
 
 def _failed(trainer: Child) -> bool:
     return trainer.returncode not in (None, 0, EXIT_INTERRUPTED)
-
-
-def final_weights(config: RLConfig) -> Path:
-    """Return the directory of the newest published weights."""
-    root = config.output_dir / "weights"
-    return [root, *step_directories(root).values()][-1]

@@ -62,10 +62,17 @@ _STOPPED = (0, 128 + signal.SIGTERM)  # a run that is stopped before it handles 
 Tell = Callable[[str], None]
 
 
-def run_remote(config_path: Path, request: RemoteRequest, *, resume: bool = False) -> int:
+def run_remote(
+    config_path: Path,
+    request: RemoteRequest,
+    *,
+    resume: bool = False,
+    on_start: Callable[[], None] = lambda: None,
+) -> int:
     """Train on a rented machine or on a host of the user, and return the exit code of the run.
 
     `config_path` is the configuration file. With `resume`, the run resumes from the newest local checkpoint.
+    `on_start` is called after the checks of this machine.
     A rented machine is ended in every case, unless `request.keep` is set. Raises UsageError before an order,
     and RemoteError for later failures.
     """
@@ -90,6 +97,7 @@ def run_remote(config_path: Path, request: RemoteRequest, *, resume: bool = Fals
         run_id, job_id = _ids(project, resume=resume)
         recorder = RemoteRunRecorder(project.output_dir, run_id, _tell)
         register_run(project.output_dir, run_id)
+        on_start()
         with (
             _record_end(recorder, lambda: _command_to_continue(project, config_path, request, resume=resume)),
             _machine(request, project, job_id, recorder.tell) as pod,

@@ -210,11 +210,19 @@ def _process_status(known: ProcessRecord, record: RunRecord) -> ProcessStatus:
 
 def _last_error(output_dir: Path, record: RunRecord) -> str | None:
     """Return the error message of the process that ended the run, else the newest error in the log."""
-    reason = record.reason if record.state == "failed" and record.reason is not None else ""
-    for line in reversed(reason.splitlines()):
-        if match := _FAILURE_LINE.search(line):
-            return match[1]
+    if record.state == "failed" and record.reason and (message := _failure_line(record.reason)):
+        return message
     for line in reversed(last_lines(run_log(output_dir), 500)):
         if match := _ERROR_LINE.search(line):
             return match[1]
     return None
+
+
+def failure_message(reason: str) -> str:
+    """Return the error of the failed process in a run's reason of failure, else the first line."""
+    return _failure_line(reason) or reason.partition("\n")[0]
+
+
+def _failure_line(reason: str) -> str | None:
+    matches = map(_FAILURE_LINE.search, reversed(reason.splitlines()))
+    return next((match[1] for match in matches if match), None)

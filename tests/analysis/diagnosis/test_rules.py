@@ -239,6 +239,22 @@ def test_what_metrics_and_settings_show_is_named_first(tmp_path, name):
     assert named(with_metrics(run, metrics))[0] == name
 
 
+def test_a_low_learning_rate_is_corrected_by_the_measured_factor(tmp_path):
+    settings = {"trainer": {**TRAINER, "optim": {"lr": 1e-6}}}
+    run = make(tmp_path / "run", replace(FLAT, settings=settings))
+    finding = diagnose(with_metrics(run, lambda _: {"trainer": {"update/logprob_change": 0.0014}})).findings[
+        0
+    ]
+    assert finding.name == "learning_rate_too_low"
+    assert "about 100 times, to 1.0e-04" in finding.advice  # 0.14 / 0.0014
+
+
+def test_a_count_of_one_is_singular(tmp_path):
+    assert "tasks have 1 different prompt," in str(
+        diagnose(make(tmp_path / "run", PLANTED["prompt_incomplete"]))
+    )
+
+
 def with_evaluations(run, rewards):
     """Write evaluations, each with rewards by task; prompts are other tasks."""
     for step, found in rewards.items():

@@ -76,7 +76,7 @@ def test_the_plan_as_json_is_one_object(rl, wording):
 
 def test_it_writes_the_configuration_once_and_starts_it(rl, project, monkeypatch, wording):
     started = []
-    monkeypatch.setattr(train, "start", lambda config, command: started.append((config, command)) or 0)
+    monkeypatch.setattr(train, "start", lambda config, command, *_: started.append((config, command)) or 0)
     assert rl("--yes", "--quiet", "--trainer.optim.lr", "0.5")[:2] == (0, "")
     file = project / "outputs" / "my-env" / "run.toml"
     written = file.read_text()
@@ -84,7 +84,8 @@ def test_it_writes_the_configuration_once_and_starts_it(rl, project, monkeypatch
     assert command == ["buckeye", "rl", "@", "outputs/my-env/run.toml"]
     assert config.trainer.optim.lr == tomllib.loads(written)["trainer"]["optim"]["lr"] == 0.5
 
-    assert rl("--yes")[0] == 0  # the next run has another folder
+    code, out, _ = rl("--yes")  # the next run has another folder
+    assert (code, out.splitlines()[-1]) == (0, wording)
     assert (started[1][1][-1], file.read_text()) == ("outputs/my-env-2/run.toml", written)
     code, _, err = rl("--yes", "--output-dir", "outputs/my-env")
     assert (code, len(started)) == (2, 2)
@@ -134,6 +135,13 @@ def test_failed_start_removes_the_config(rl, project, monkeypatch, wording):
     assert rl("--yes")[2] == wording
     assert (files(project), (project / "outputs" / "my-env").exists()) == (before, False)
 
+    def begin(config, command, on_start):
+        on_start()
+        return 0
+
+    monkeypatch.setattr(train, "start", begin)
+    assert rl("--yes")[2] == wording
+
 
 @pytest.mark.parametrize("kept", ["", "a", "a/b", "a/b/c"])
 def test_failed_start_removes_only_its_new_folders(rl, project, monkeypatch, kept):
@@ -149,7 +157,7 @@ def test_failed_start_removes_only_its_new_folders(rl, project, monkeypatch, kep
 
 @pytest.mark.parametrize("ordered", [False, True])
 def test_failed_remote_start_removes_the_config(rl, project, monkeypatch, ordered):
-    def fail(file, flags):
+    def fail(file, flags, **_):
         words = dict.fromkeys(("id", "target", "folder", "python", "known_hosts"), "x")
         job = RemoteJob(**words, pod=None, identity_file=None, sent=()) if ordered else None
         write_remote_run(
@@ -307,7 +315,7 @@ def test_the_dataset_of_the_lock_file_is_taken(rl, planned, project, wording):
 def test_tasks_without_servers_become_a_dataset_on_the_image_of_the_lock_file(
     rl, project, monkeypatch, wording
 ):
-    monkeypatch.setattr(train, "start", lambda config, command: 0)
+    monkeypatch.setattr(train, "start", lambda *_: 0)
     (project / "buckeye.lock.yaml").write_text(LOCK)
     bare = task(0)
     del bare["mcp_config"]

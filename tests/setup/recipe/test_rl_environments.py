@@ -53,7 +53,7 @@ def files(project):
 def started(monkeypatch):
     """Configurations of the runs that were started."""
     configs = []
-    monkeypatch.setattr(train, "start", lambda config, command: configs.append(config) or 0)
+    monkeypatch.setattr(train, "start", lambda config, command, *_: configs.append(config) or 0)
     return configs
 
 
@@ -90,6 +90,14 @@ def test_dataset_with_a_reward_is_an_environment(files, planned):
     assert written["output_dir"] == "outputs/prompts"
     assert "inference" not in written
     assert "eval" not in planned(*DATA, "--no-eval")["orchestrator"]
+
+
+def test_plan_warns_of_prompts_that_are_all_the_same(files, rl):
+    rows = [{"prompt": "Add.", "question": f"{n} + 1"} for n in range(3)]
+    (files / "same.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    words = ("--dataset", "same.jsonl", "--reward", "json", "--dry-run", "--json")
+    assert "same prompt" in json.loads(rl(*words)[1])["warning"]
+    assert "warning" not in json.loads(rl(*words, "--prompt-column", "question")[1])
 
 
 def test_options_of_a_dataset_are_arguments_of_its_environment(files, planned):

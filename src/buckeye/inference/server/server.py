@@ -65,7 +65,8 @@ def run_inference(config: InferenceConfig, *, adapter: Path | None = None) -> No
 
 
 def _run(config: InferenceConfig, adapter: Path | None, rules: AccessRules) -> None:
-    listener = listen(rules.host, config.server.port, change="Set inference.server.port to a free port.")
+    change = "Choose another port with --server.port, or for `rl` with --inference.server.port."
+    listener = listen(rules.host, config.server.port, change=change)
     directory = model_directory(config.model.name)
     vllm = _select_vllm(config, adapter)
     if vllm is not None:

@@ -113,9 +113,12 @@ def check_model(config: RLConfig, *, vllm: bool) -> Check:
     """Check that the files of the model are complete, and that the engine supports its architecture."""
     name, path = config.trainer.model.name, find_model(config.trainer.model.name)
     if path is None:
-        if Path(name).exists() or name.startswith((".", "/", "~")):
-            return failed(MODEL, _no_model(name), "correct `model.name`", code="BK-MODEL-NOT-FOUND")
-        hint = "".join(f"; did you mean {near}?" for near in _similar_directories(name))
+        try:
+            refuse_path(name, at=None)
+        except UsageError as error:
+            return failed_with(MODEL, error)
+        near = nearest_model(name)
+        hint = f"; did you mean {near}?" if near else ""
         return skipped(MODEL, f"{name} is downloaded from the Hugging Face hub when the run starts{hint}")
     missing = missing_files(path)
     if missing:
@@ -193,15 +196,40 @@ def fetch_small_files(name: str) -> Check:
 
 
 def _download_hint(name: str) -> str:
-    similar = "".join(f"did you mean {near}? Else " for near in _similar_directories(name))
+    near = nearest_model(name)
+    similar = f"did you mean {near}? Else " if near else ""
     return f"{similar}check the name and the network; a gated model needs HF_TOKEN"
 
 
-def _similar_directories(name: str) -> list[Path]:
-    """Return [DIRECTORY] of a model whose path is similar to `name`, or []."""
-    folder = Path(name).parent
-    models = {str(path.parent) for path in folder.glob("*/config.json")} if folder.is_dir() else set()
-    return [Path(near) for near in get_close_matches(name, models, 1, cutoff=0.75)]
+def nearest_model(name: str) -> str | None:
+    """Return the local model directory whose path is most similar to `name`, or None.
+
+    Each missing folder of the path is replaced by the most similar one. If a folder has no similar ones, the
+    newest weights of a run that contain or precede it are returned.
+    """
+    folder = Path(name).expanduser()
+    found = Path(folder.anchor)
+    for part in folder.parts[1:] if folder.is_absolute() else folder.parts:
+        if (found / part).is_dir():
+            found /= part
+            continue
+        similar = get_close_matches(part, _folders_in(found), 1, cutoff=0.75)
+        if not similar:
+            break
+        found /= similar[0]
+    else:
+        if (found / "config.json").is_file():
+            return str(found)
+    versions = step_directories(found) or step_directories(found / "weights")
+    newest = versions[max(versions)] if versions and found.parts else None
+    return str(newest) if newest is not None and (newest / "config.json").is_file() else None
+
+
+def _folders_in(folder: Path) -> list[str]:
+    try:
+        return [path.name for path in folder.iterdir() if path.is_dir()]
+    except OSError:  # missing, or not readable
+        return []
 
 
 def _first_line(error: Exception) -> str:
@@ -278,12 +306,30 @@ def cached_revision(model: Path) -> str | None:
     return model.name if model.parent.name == "snapshots" else None
 
 
-def _no_model(name: str) -> str:
-    if not Path(name).expanduser().exists():
-        return f"the model directory {name} does not exist"
-    weights = step_directories(Path(name).expanduser() / "weights")
-    newest = f"; the newest weights of this run are in {weights[max(weights)]}" if weights else ""
-    return f"{name} is not a model directory: it has no config.json{newest}"
+def refuse_path(name: str, *, at: str | None = "model.name") -> None:
+    """Raise UsageError if `name` is a path. The caller has found no model at this path.
+
+    A name with more than one slash, or whose first folder exists, is not a name on the hub. The error names
+    the setting or flag `at`, and the most similar model directory.
+    """
+    path, first = Path(name).expanduser(), name.partition("/")[0]
+    if name.endswith(".gguf"):
+        folder = path.stem.lower()
+        raise UsageError(
+            f"{name}: a GGUF file must be imported first",
+            code="BK-MODEL-NOT-FOUND",
+            at=at,
+            hint=f"import it with `buckeye model import {name} {folder}`, then use the model {folder}",
+        )
+    is_path = name.startswith((".", "/", "~")) or name.count("/") > 1 or path.exists()
+    if not is_path and not Path(first).is_dir():
+        return
+    near = nearest_model(name)
+    hint = f"did you mean {near}?" if near else "pass the directory of a model, or its name on the hub"
+    if not is_path:
+        hint += f"{'' if near else '.'} For the model {name} of the hub, work in a folder without {first}/"
+    problem = "is not a model directory: it has no config.json" if path.exists() else "does not exist"
+    raise UsageError(f"{name} {problem}", code="BK-MODEL-NOT-FOUND", at=at, hint=hint)
 
 
 def resolve_run(name: str, *, at: str = "--model") -> str:
@@ -342,13 +388,7 @@ def fetch_model(name: str, revision: str | None = None, *, at: str = "model.name
             at=at,
             hint="merge the adapter of a run into its model: buckeye export RUN --merge-lora",
         )
-    if Path(name).exists() or name.startswith((".", "/", "~")):
-        raise UsageError(
-            _no_model(name),
-            code="BK-MODEL-NOT-FOUND",
-            at=at,
-            hint="pass the directory of a model, or its name on the Hugging Face hub",
-        )
+    refuse_path(name, at=at)
     from huggingface_hub import snapshot_download
 
     try:

@@ -143,6 +143,11 @@ def dataset_environment(flags: TrainFlags) -> RunEnvironment:
     )
 
 
+def has_identical_prompts(environment: RunEnvironment) -> bool:
+    """Return True if several tasks of one turn have the same prompt. Tools may show more than the prompt."""
+    return environment.turns == 1 and environment.tasks > 1 and len(set(environment.prompts)) == 1
+
+
 def loaded_environment(text: str) -> RunEnvironment:
     """Return the environment of `--env`: an id or a path, and arguments as `ID:name=value,name=value`.
 

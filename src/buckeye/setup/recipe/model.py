@@ -9,7 +9,7 @@ from pathlib import Path
 
 from buckeye.base.storage import read_json
 from buckeye.errors import UsageError
-from buckeye.launch.preflight.model import find_model, read_shape
+from buckeye.launch.preflight.model import find_model, read_shape, refuse_path
 
 _OPENAI_MODELS = r"(openai/)?(chatgpt-|gpt-(?!oss|2|neo|j\b|sw3)|o[1-9](-|$))"
 _GOOGLE = "https://generativelanguage.googleapis.com/v1beta/openai"
@@ -78,20 +78,9 @@ def model_facts(name: str) -> ModelFacts:
     shape = read_shape(path) if path is not None else None
     if shape is not None:
         return ModelFacts(name=name, path=path, parameters=shape.parameters, positions=shape.max_positions)
-    if path is None and name.endswith(".gguf"):
-        folder = Path(name).stem.lower()
-        raise UsageError(
-            f"--model {name}: a GGUF file must be imported first",
-            code="BK-MODEL-NOT-FOUND",
-            hint=f"Import it with `buckeye model import {name} {folder}`, then write --model {folder}",
-        )
-    if path is None and (name.startswith((".", "/", "~")) or Path(name).exists()):
-        raise UsageError(
-            f"--model {name}: not a folder with a config.json",
-            code="BK-MODEL-NOT-FOUND",
-            hint="Name a folder with a model, or a model on the Hugging Face hub, such as Qwen/Qwen3-0.6B",
-        )
-    if path is not None:
+    if path is None:
+        refuse_path(name, at="--model")
+    else:
         _check_config(name, path / "config.json")
     size = _SIZE_IN_NAME.search(name.rpartition("/")[2])
     parameters = int(float(size[1]) * _UNIT[size[2].lower()]) if size else _UNKNOWN_PARAMETERS

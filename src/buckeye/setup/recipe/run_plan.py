@@ -6,11 +6,12 @@ import math
 import shutil
 import textwrap
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from buckeye.base.columns import counted
 from buckeye.base.disk import human_bytes
-from buckeye.setup.recipe.environment import tasks_text
+from buckeye.setup.recipe.environment import has_identical_prompts, tasks_text
 from buckeye.setup.recipe.sizes import description_share_text
 
 if TYPE_CHECKING:
@@ -20,11 +21,18 @@ if TYPE_CHECKING:
 
 _NAME_WIDTH = 13
 _BYTES_PER_PARAMETER = 2
+_IDENTICAL_PROMPTS = (
+    "all tasks have the same prompt, so the model cannot tell them apart; if another column has the prompts, "
+    "set --prompt-column"
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunPlan:
-    """A planned run: its parts, its configuration, and the resources that it needs."""
+    """A planned run: its parts, its configuration, and the resources that it needs.
+
+    `existing` is the default folder if it has an earlier run, so that this run needs another folder.
+    """
 
     recipe: Recipe
     config: RLConfig
@@ -33,6 +41,7 @@ class RunPlan:
     free: int
     price: str
     text: str
+    existing: Path | None = None
 
 
 def plan_text(plan: RunPlan) -> str:
@@ -73,6 +82,7 @@ def _rows(plan: RunPlan) -> dict[str, str]:
         **({"tools": tools} if tools else {}),
         "tasks": tasks_text(environment, is_evaluated=orchestrator.eval is not None),
         **({"they use": uses} if uses else {}),
+        **({"warning": _IDENTICAL_PROMPTS} if has_identical_prompts(environment) else {}),
         "model": _model_text(recipe),
         "batch": f"{counted(orchestrator.batch_size, 'rollout')}: {counted(groups, 'task')} with "
         f"{counted(orchestrator.rollouts_per_example, 'rollout')} each",
@@ -83,7 +93,7 @@ def _rows(plan: RunPlan) -> dict[str, str]:
         "disk": f"{needed} {human_bytes(plan.free)} free",
         "price": plan.price,
         **({"logs to": tracker} if recipe.wandb else {}),
-        "writes": f"{plan.config.output_dir}",
+        "writes": f"{plan.config.output_dir}" + (f" ({plan.existing} has a run)" if plan.existing else ""),
     }
 
 

@@ -22,6 +22,9 @@ from buckeye.config.load import to_json
 from buckeye.config.rl import RLConfig
 from buckeye.monitor.tracker_threads import TRACKER_FOLDERS
 
+TIMED_OUT = "timed out"
+"""Failure reason of a fork that exceeded its time."""
+
 _END_SECONDS = 60.0
 _NO_INTERVAL = 10**9  # steps between checkpoints: none is written
 _LOG_LINES = 3  # last lines of a failed fork's log, for the message
@@ -155,7 +158,7 @@ def _run_command(argv: list[str], log: Path, seconds: float) -> str:
         try:
             code = child.wait(seconds)
         except subprocess.TimeoutExpired:
-            return "timed out"
+            return TIMED_OUT
         finally:
             child.end(_END_SECONDS, session=False)
     if code == 0:

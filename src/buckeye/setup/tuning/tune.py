@@ -17,7 +17,7 @@ from buckeye.base.storage import write_file
 from buckeye.config.rl import RLConfig
 from buckeye.errors import RunError, UsageError
 from buckeye.run_files.events import write_event
-from buckeye.setup.tuning.forks import Fork, delete_weights, train_fork
+from buckeye.setup.tuning.forks import TIMED_OUT, Fork, delete_weights, train_fork
 from buckeye.setup.tuning.search import MIN_STEPS, nearest_rate, search_by_change, search_by_score
 
 TARGET = 0.01
@@ -37,7 +37,9 @@ class TuningResult:
 
     `by_training` is False if only the policy change decided. It is True if the best fork raised the reward
     significantly: from `reward_at_start`, the mean of the untrained policy, to `reward_at_end`, the mean of
-    the last quarter of the fork. `reward_at_end` is None if every fork failed or lost reward.
+    the last quarter of the fork. `reward_at_end` is None if every fork failed or lost reward. `enough_budget`
+    is the estimated number of seconds for a complete search, or None if this search was complete. A search
+    in which no fork learned is complete if its forks had all steps of the run, or 100.
     """
 
     lr: float
@@ -47,6 +49,7 @@ class TuningResult:
     changes: list[dict[str, float]]
     forks: list[dict[str, Any]]
     file: str
+    enough_budget: float | None
 
 
 @dataclass(kw_only=True)
@@ -59,6 +62,7 @@ class Tuning:
     tell: Callable[[str], None]
     forks: list[Fork] = field(default_factory=list)
     _started: float = field(default_factory=time.monotonic)
+    _lacks_time: bool = False
 
     def run(self) -> TuningResult:
         """Find the rate. Raises UsageError if the folder exists, RunError if the first fork fails."""
@@ -74,8 +78,9 @@ class Tuning:
             start,
             TARGET,
             tries=_TRIES,
-            has_time=lambda: self._left() > self.budget / 2,
+            has_time=self._has_time_for_changes,
         )
+        change_seconds = max(0.0, self.budget - self._left() - baseline.seconds) / len(changes)
         center = nearest_rate(changes, TARGET)
         self._record("center", rate=center, change=changes[center], target=TARGET)
         steps = self._fork_steps(baseline)
@@ -87,6 +92,7 @@ class Tuning:
         rate = best.rate if best is not None and has_learned else center
         file = self.root / "tuned.toml"
         write_file(file, f"# Written by `buckeye rl tune`\n[trainer.optim]\nlr = {rate:.3e}\n")
+        enough = self._enough_budget(baseline, change_seconds, steps, has_learned=has_learned)
         self._record("chosen", rate=rate, by="training" if has_learned else "change", file=str(file))
         return TuningResult(
             lr=rate,
@@ -96,6 +102,7 @@ class Tuning:
             changes=[{"lr": tried, "kl": change} for tried, change in changes.items()],
             forks=[{"lr": fork.rate, "run": str(fork.directory), **fork.outcome} for fork in self.forks],
             file=str(file),
+            enough_budget=enough,
         )
 
     def _run_baseline(self) -> Fork:
@@ -109,6 +116,7 @@ class Tuning:
                 f"the first fork failed: {fork.failure_reason}",
                 code="BK-RUN-PROCESS",
                 at=str(self.root / "still.log"),
+                hint="Raise --budget" if fork.failure_reason == TIMED_OUT else None,
             )
         self._record(
             "still", reward_at_start=statistics.fmean(fork.all_rewards), seconds=round(fork.seconds, 1)
@@ -122,6 +130,30 @@ class Tuning:
         self._record("change", rate=rate, change=change)
         return change
 
+    def _has_time_for_changes(self) -> bool:
+        """Return True if less than half of the budget is used. The other half is for the forks."""
+        has_time = self._left() > self.budget / 2
+        self._lacks_time |= not has_time
+        return has_time
+
+    def _enough_budget(
+        self, baseline: Fork, change_seconds: float, steps: int, *, has_learned: bool
+    ) -> float | None:
+        """Return the seconds for all policy changes in half of the budget and for all forks.
+
+        If no fork learned in `steps` steps, these are longer forks. Returns None if the budget was enough.
+        """
+        longest = min(self.config.max_steps or _MAX_STEPS, _MAX_STEPS)
+        enough_steps = steps if has_learned else max(steps, longest)
+        if not self._lacks_time and enough_steps == steps:
+            return None
+        fork_seconds = max(self._known_seconds(), default=_fork_seconds(baseline, steps))
+        before_forks = baseline.seconds + _TRIES * change_seconds
+        return before_forks + max(before_forks, _FORKS * fork_seconds * enough_steps / steps)
+
+    def _known_seconds(self) -> list[float]:
+        return [fork.seconds for fork in self.forks if fork.score is not None]
+
     def _fork_steps(self, baseline: Fork) -> int:
         """Return the number of steps per fork that leaves time for _FORKS forks."""
         steps = (self._left() / _FORKS - _fork_seconds(baseline, 0)) / baseline.step_seconds
@@ -132,9 +164,9 @@ class Tuning:
 
         -inf: the fork failed or lost reward. None: no time is left for the fork.
         """
-        known = [fork.seconds for fork in self.forks if fork.score is not None]
-        needed = max(known, default=_fork_seconds(baseline, steps))
+        needed = max(self._known_seconds(), default=_fork_seconds(baseline, steps))
         if self._left() < needed:
+            self._lacks_time = True
             self._record("no time", rate=rate, left=round(self._left(), 1), needed=round(needed, 1))
             return None
         seconds = max(self._left(), needed) * _TIMEOUT_FACTOR

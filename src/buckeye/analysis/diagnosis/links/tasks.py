@@ -11,6 +11,7 @@ import numpy.typing as npt
 from buckeye.analysis.diagnosis.facts import LONG, RECENT, DiagnosisFacts, Result
 from buckeye.analysis.diagnosis.prompts import cut_texts, token_features
 from buckeye.analysis.diagnosis.statistics import centered, explained_by_window, is_below, share_interval
+from buckeye.base.columns import counted
 from buckeye.monitor.rollouts import RecordedRollout
 
 _EQUAL = 1e-6
@@ -50,12 +51,14 @@ def duplicate_tasks(facts: DiagnosisFacts) -> Result:
     pairs, differing = len(spreads), sum(row[0] > _EQUAL for row in spreads)
     is_single_turn = all(row[3] == 1 for row in rows)
     if not is_single_turn:  # later turns may show what distinguishes the tasks
-        return f"{tasks} tasks with {prompts} different first prompts"
+        return f"{tasks} tasks with {counted(prompts, 'different first prompt')}"
     is_incomplete = share_interval(differing, pairs, 2.0)[0] > 0.2
     is_shared = share_interval(shared, tasks, 2.0)[0] >= 0.3
     if not is_shared or not pairs or (differing > 0.2 * pairs and (not is_incomplete or facts.has_risen)):
-        return f"{tasks} tasks with {prompts} different prompts (at most 30 % share one)"
-    seen, (_, step, task, _) = f"{tasks} tasks have {prompts} different prompts", rows[0]
+        return (
+            f"{counted(tasks, 'task')} with {counted(prompts, 'different prompt')} (at most 30 % share one)"
+        )
+    seen, (_, step, task, _) = f"{tasks} tasks have {counted(prompts, 'different prompt')}", rows[0]
     if is_incomplete:
         seen += f", and {differing} of {pairs} replies to several of them got different rewards"
         return facts.finding("prompt_incomplete", seen, step, task=task)
@@ -248,7 +251,7 @@ def incomplete_prompts(facts: DiagnosisFacts) -> Result:
     )
     if facts.outcome is None or not facts.outcome.is_flat or turns != 1 or prompts > 0.5 * tasks:
         return None
-    seen = f"{tasks} tasks have {prompts} different prompts, and the reward does not rise"
+    seen = f"{tasks} tasks have {counted(prompts, 'different prompt')}, and the reward does not rise"
     return facts.finding("prompt_incomplete", seen, facts.early, task=task)
 
 

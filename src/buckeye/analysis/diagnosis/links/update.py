@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
@@ -22,6 +23,7 @@ _LEAST_SHARE = 0.3
 _MOST_DECAY = 0.1
 _MOST_DECAY_OF_A_RISE = 0.5
 _LEAST_STEP = 0.004  # nats
+_USUAL_STEP = 0.14  # nats, root mean square: a KL divergence of 0.01 nats, the target of `rl tune`
 
 
 def optimizer_state_lost(facts: DiagnosisFacts) -> Result:
@@ -119,7 +121,22 @@ def learning_rate_too_low(facts: DiagnosisFacts) -> Result:
         seen = f"{measured}: max_norm {max_norm} is {np.median([*norms]) / max_norm:.0f} times exceeded"
         return facts.finding("updates_too_small", seen)
     why = ": the adapter has alpha 0" if facts.run.setting(LORA_ALPHA) == 0 else ""
-    return facts.finding("learning_rate_too_low", f"{measured}{why}")
+    advice = "" if why else _higher_rate(facts.run.setting("trainer.optim.lr"), per_step)
+    return facts.finding("learning_rate_too_low", f"{measured}{why}", advice=advice)
+
+
+def _higher_rate(rate: Any, per_step: float) -> str:
+    """Return advice with the factor between the usual and the measured change, or "" if it is unknown.
+
+    The change of log-probs per step is proportional to the learning rate.
+    """
+    if not rate or per_step <= 0.0:
+        return ""
+    factor = float(f"{_USUAL_STEP / per_step:.2g}")
+    return (
+        f"raise `trainer.optim.lr` about {factor:,.0f} times, to {float(rate) * factor:.1e}, so that a step "
+        f"changes log-probs by about {_USUAL_STEP:.1g} nats; `buckeye rl tune` searches around that rate"
+    )
 
 
 def _moves(facts: DiagnosisFacts) -> tuple[float, str] | None:
