@@ -33,6 +33,9 @@ from buckeye.evaluation.content_free import ContentFreeScore
 MIN_ANSWER_REWARD = 0.5
 """Minimum reward of an accepted answer."""
 
+TASK_TOOLS = "tools of tasks exist"
+"""Name of the check of the tools and arguments that tasks name."""
+
 _ANSWER_TASKS = 20
 _REGRADED_TASKS = 5
 _FIRST_REGRADED = 8
@@ -196,16 +199,16 @@ async def check_errors_unscored(runner: ScriptedRunner, samples: Sequence[SplitS
 
 
 async def check_tools(environment: Environment) -> list[CheckResult]:
-    """Check that the tools in tasks exist, if the environment has a member `check_tools`."""
+    """Check the tools and arguments that tasks name, if the environment has a member `check_tools`."""
     check: Callable[[], Awaitable[None]] | None = getattr(environment, "check_tools", None)
     if check is None:
         return []
-    name = "tools of tasks exist"
+    name = TASK_TOOLS
     try:
         await check()
     except UsageError as error:
         return [CheckResult(name, "error", str(error))]
-    return [CheckResult(name, "pass", "no unknown tool found")]
+    return [CheckResult(name, "pass", "no unknown tool or argument found")]
 
 
 async def check_isolated(environment: Environment, seconds: float) -> list[CheckResult]:
