@@ -11,6 +11,7 @@ from buckeye.base.columns import counted
 from buckeye.envs.base import Environment, Probe, Task
 from buckeye.envs.scripted import FailingPolicy
 from buckeye.errors import UsageError
+from buckeye.evaluation.checks.answer_order import check_answer_order
 from buckeye.evaluation.checks.chance import is_above
 from buckeye.evaluation.checks.result import (
     NO_ANSWERS,
@@ -97,7 +98,8 @@ async def check_answers_rewarded(
     """Check that accepted answers are rewarded, bare or in a format that the prompts show.
 
     Without this check, a grader that always gives 0 would pass all other checks. If the answers in the data
-    are numbers and none is rewarded, the check does not fail: the numbers may be positions in a list.
+    are numbers and none is rewarded, the check does not fail: the numbers may be positions in a list. If the
+    environment sets `has_own_scale`, its rewards are compared with each other, not with a minimum.
     """
     name = "accepted answers are rewarded"
     answers = [
@@ -108,6 +110,8 @@ async def check_answers_rewarded(
     ]
     if not answers:
         return CheckResult(name, "not run", NO_ANSWERS)
+    if getattr(runner.environment, "has_own_scale", False):
+        return await check_answer_order(name, runner, samples, formats)
     replies = [(task, apply_format(pattern, answer)) for _, task, answer in answers for pattern in formats]
     results = await runner.run_all(replies)
     tested, failing = 0, list[tuple[str, Task, str, float]]()
