@@ -13,6 +13,7 @@ from buckeye.base.distribution import need
 from buckeye.base.keys import key
 from buckeye.base.storage import read_json, step_directories
 from buckeye.config.adapter import is_adapter, read_base_model
+from buckeye.config.problems import suggestion
 from buckeye.config.rl import RLConfig
 from buckeye.config.trainer import LoRAConfig
 from buckeye.errors import InferenceError, UsageError
@@ -27,6 +28,7 @@ from buckeye.transport.checkpoint import check_shard_format
 
 MODEL, TOKENIZER = "model", "tokenizer"
 _INDEX = "model.safetensors.index.json"
+_LOOKUP_SECONDS = 10.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,7 +115,7 @@ def check_model(config: RLConfig, *, vllm: bool) -> Check:
     """Check that the files of the model are complete, and that the engine supports its architecture."""
     name, path = config.trainer.model.name, find_model(config.trainer.model.name)
     if path is None:
-        if Path(name).exists() or name.startswith((".", "/", "~")):
+        if _is_path(name):
             return failed(MODEL, _no_model(name), "correct `model.name`", code="BK-MODEL-NOT-FOUND")
         hint = "".join(f"; did you mean {near}?" for near in _similar_directories(name))
         return skipped(MODEL, f"{name} is downloaded from the Hugging Face hub when the run starts{hint}")
@@ -181,6 +183,7 @@ def fetch_small_files(name: str) -> Check:
     from huggingface_hub import hf_hub_download
 
     try:
+        _look_up_on_hub(name)
         hf_hub_download(name, "config.json", token=key("HF_TOKEN") or None)
     except Exception as error:  # network, authentication, unknown id: the hub's errors vary
         return failed(
@@ -278,6 +281,36 @@ def cached_revision(model: Path) -> str | None:
     return model.name if model.parent.name == "snapshots" else None
 
 
+def _is_path(name: str) -> bool:
+    """Return True if a name is a path: names on the hub have at most one slash."""
+    return Path(name).exists() or name.startswith((".", "/", "~")) or name.count("/") > 1
+
+
+def check_model_name(name: str, *, at: str) -> None:
+    """Raise UsageError for a model that is neither complete on this machine nor on the hub.
+
+    Unlike `fetch_served_model`, this downloads no weights. Errors name the setting or flag `at`.
+    """
+    path = find_model(name)
+    if is_adapter(name) or (path is None and _is_path(name)):
+        fetch_served_model(name, at=at)
+    elif path is None:
+        try:
+            _look_up_on_hub(name)
+        except Exception as error:  # network, authentication, unknown id: the hub's errors vary
+            raise _hub_error(name, at, error) from None
+    elif (missing := missing_files(path)) and not any(path.glob("*.bin")):
+        message = f"{path} lacks {', '.join(missing)}"
+        raise UsageError(message, code="BK-MODEL-DAMAGED", at=at, hint="download or copy the model again")
+
+
+def _look_up_on_hub(name: str) -> None:
+    """Raise an error of the hub's library if a model is not on the hub. Unlike a download, never retry."""
+    from huggingface_hub import HfApi
+
+    HfApi(token=key("HF_TOKEN") or None).model_info(name, timeout=_LOOKUP_SECONDS)
+
+
 def _no_model(name: str) -> str:
     if not Path(name).expanduser().exists():
         return f"the model directory {name} does not exist"
@@ -342,12 +375,13 @@ def fetch_model(name: str, revision: str | None = None, *, at: str = "model.name
             at=at,
             hint="merge the adapter of a run into its model: buckeye export RUN --merge-lora",
         )
-    if Path(name).exists() or name.startswith((".", "/", "~")):
+    if _is_path(name):
         raise UsageError(
             _no_model(name),
             code="BK-MODEL-NOT-FOUND",
             at=at,
-            hint="pass the directory of a model, or its name on the Hugging Face hub",
+            hint=suggestion([str(near) for near in _similar_directories(name)])
+            or "pass the directory of a model, or its name on the Hugging Face hub",
         )
     from huggingface_hub import snapshot_download
 
@@ -361,10 +395,14 @@ def fetch_model(name: str, revision: str | None = None, *, at: str = "model.name
             )
         ).resolve()
     except Exception as error:  # network, authentication, unknown id: the hub's errors vary
-        raise UsageError(
-            f"{name} is not a local directory, and cannot be downloaded from the Hugging Face hub: "
-            f"{_first_line(error)}",
-            code="BK-MODEL-NOT-FOUND",
-            at=at,
-            hint=_download_hint(name),
-        ) from None
+        raise _hub_error(name, at, error) from None
+
+
+def _hub_error(name: str, at: str, error: Exception) -> UsageError:
+    return UsageError(
+        f"{name} is not a local directory, and cannot be downloaded from the Hugging Face hub: "
+        f"{_first_line(error)}",
+        code="BK-MODEL-NOT-FOUND",
+        at=at,
+        hint=_download_hint(name),
+    )
