@@ -109,3 +109,17 @@ def test_check_tries_every_accepted_answer_of_a_built_in_reward(write, tmp_path,
     result = answer_check(write, tmp_path, "exact", rows=rows)
     count = 8 if answers.startswith("lists") else 4
     assert (result["status"], result["detail"].split()[0]) == ("pass", str(count))
+
+
+@pytest.mark.parametrize("reward", ["exact", "by_answer.py"])
+@pytest.mark.parametrize(
+    "command", ["env check", "eval --model m --base-url http://127.0.0.1:9", "rl --dry-run --model tiny"]
+)
+def test_row_without_an_answer_is_refused_once_and_by_every_command(write, tmp_path, command, reward):
+    write("prompts.jsonl", [*ROWS, {"prompt": "What is 20 plus 20?", "answer": None}])
+    write("by_answer.py", "def reward(completion, answer): return float(completion == answer)")
+    words = [*command.split(), "--dataset", "prompts.jsonl", "--reward", reward]
+    done = run_here(*words, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "BK-DATA-FORMAT" in done.stderr
+    assert "  at prompts.jsonl:21\n" in done.stderr
