@@ -77,8 +77,9 @@ def test_the_groups_of_the_newest_step(rl, wording):
 def test_what_it_says_to_type_leads_to_one_rollout(rl, wording):
     words = ["rollouts", "made"]
     for _ in range(2):
-        last = rl(*words).stdout.splitlines()[-1]
-        buckeye, program, *words = shlex.split(last.removeprefix("Details of the first row: "))
+        lines = rl(*words).stdout.splitlines()
+        hints = [line for line in lines if " of the first row: " in line]
+        buckeye, program, *words = shlex.split(hints[0].partition(": ")[2])
         assert (buckeye, program) == ("buckeye", "rl")
     assert rl(*words).stdout.splitlines()[3:] == wording
 
@@ -94,12 +95,15 @@ def test_what_it_says_to_type_leads_to_one_rollout(rl, wording):
         (("--dropped",), [5]),
         (("--task", "TRAIN-7"), [7, 7]),
         (("--task", "TRAIN-7", "--group", 6), []),
+        (("--task", "rain-7"), [7, 7]),
         (("--search", "i got 1"), [7]),
         (("--search", "SUCH TOOL"), [6]),
         (("--limit", 3), [6, 6, 7]),
         (("--step", 1), [4]),
         (("--step", 0), None),
-        (("--rollout", 0), None),
+        (("--rollout", 0), [6]),
+        (("--rollout", 0, "--task", "train-7"), [7]),
+        (("--rollout", 0, "--export", "jsonl"), None),
         (("--limit", -1), None),
     ],
 )
@@ -109,6 +113,17 @@ def test_only_what_is_asked_for(rl, words, groups):
         found = json.loads(done.stdout)
         assert [one["group"] for one in found["rollouts"]] == groups
         assert found["found"] == (len(groups) if "--limit" not in words else 5)
+
+
+def test_task_matches_its_id_and_only_without_such_an_id_a_part_of_one(rl, folder):
+    put(folder / "made", 4, *(written(number, 1.0, task_id=f"1{'0' * number}") for number in range(3)))
+    exact = rl("rollouts", "made", "--task", "1", "--json")
+    part = rl("rollouts", "made", "--task", "0", "--json")
+    found = [[one["task_id"] for one in json.loads(done.stdout)["rollouts"]] for done in (exact, part)]
+    (folder / "made" / "rollouts" / "step_4.jsonl").unlink()
+    assert found == [["1"], ["10", "100"]]
+    assert exact.stderr == ""
+    assert part.stderr == "No rollout of a task '0': tasks with it in their id are shown.\n"
 
 
 def test_a_long_text_is_cut_unless_all_of_it_is_wanted(rl, folder):

@@ -137,6 +137,15 @@ def test_chance_plays_tasks_in_turn_and_what_earns_enough_is_kept(greetings):
     assert sorted(str(one["messages"]) for one in repeated) == sorted(str(one["messages"]) for one in records)
 
 
+def test_save_without_a_qualifying_rollout_is_an_error_with_the_highest_reward(greetings, wording):
+    words = ("--policy", "random", "-n", "2", "--save", "chats.jsonl", "--min-reward")
+    done = play(greetings, "greetings.py", *words, "1.5", code=1)
+    assert done.stderr == wording
+    play(greetings, "greetings.py", *words, "0")
+    again = play(greetings, "greetings.py", *words, "1.5")  # the file has chats of earlier calls
+    assert again.stderr == "chats.jsonl: 0 of 2 chats appended\n"
+
+
 def test_what_is_played_can_be_learnt_by_sft(greetings):
     play(greetings, "greetings.py", "--policy", "random", "-n", "2", "--save", "chats.jsonl")
     make_tiny_model(greetings / "model", texts=["Greet ann."], size=SIZE, seed=0)

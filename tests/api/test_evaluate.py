@@ -17,7 +17,8 @@ def requests(monkeypatch):
     """Requests to the server of the model."""
     serve = run_eval.model_server
     with chat_server(lambda body, number: "a") as (url, requests):
-        monkeypatch.setattr(run_eval, "fetch_served_model", lambda model, at: model)
+        for name in ("check_model_name", "fetch_served_model"):
+            monkeypatch.setattr(run_eval, name, lambda model, at: model)
         monkeypatch.setattr(
             run_eval, "model_server", lambda model, _, *args, **kw: serve("m", url, *args, **kw)
         )

@@ -14,7 +14,7 @@ from buckeye.cli.main import main
 from buckeye.errors import StoreError, UsageError
 
 _CODE = re.compile(r'"(BK-[A-Z-]+)"')
-_CHECK = re.compile(r'(?:\bname(?:, \w+)? = |\bCheckResult\()"([^"]+)"')
+_CHECK = re.compile(r'(?:\b(?:name(?:, \w+)?|TASK_TOOLS) = |\bCheckResult\()"([^"]+)"')
 _REPEATED = re.compile(r'check_tasks_repeatable\([^"]*"([^"]+)"')
 _RENAMED = re.compile(r'"([a-z -]+)": "(\w+)",')
 

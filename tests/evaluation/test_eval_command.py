@@ -402,3 +402,12 @@ def test_agent_program_gets_log_probs_from_a_local_model(tmp_path):
     report = json.loads(done.stdout)
     assert (report["scored"], report["errored"], report["reward"]["value"]) == (2, 0, 1.0)
     assert 1 <= report["means"]["tokens"] <= 4
+
+
+def test_wrong_model_is_refused_before_the_environment_is_loaded(tmp_path):
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "config.json").write_text("{}")
+    codes = {"broken": "BK-MODEL-DAMAGED", "./missing": "BK-MODEL-NOT-FOUND", "a/b/c": "BK-MODEL-NOT-FOUND"}
+    for model, code in codes.items():
+        done = run_here("eval", "no-such-environment", "--model", model, cwd=tmp_path)
+        assert (done.returncode, code in done.stderr) == (2, True), done.stderr

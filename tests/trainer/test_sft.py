@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from buckeye.monitor.metrics import read_metrics
 from buckeye.trainer.model.policy import PolicyNetwork
 from buckeye.trainer.sft import run_sft
 from buckeye.transport.checkpoint import list_checkpoints
+from tests.command import run_here
 from tests.trainer.trainer_config import sft_config
 
 
@@ -235,3 +237,25 @@ def test_killed_at_any_moment_and_resumed_is_bit_exact(tmp_path, tiny_model, cha
         return {key: loss for key, loss in losses.items() if key[0] != "checkpoint"}
 
     assert curve(broken / "metrics.jsonl") == curve(straight / "metrics.jsonl")
+
+
+@pytest.mark.parametrize("flag", ["data.path", "data.val-path"])
+@pytest.mark.parametrize("name", ["chat.jsonl", "prompts.jsonl"])
+def test_wrong_data_is_refused_before_torch_is_imported(
+    tmp_path, tiny_model, chat_file, monkeypatch, flag, name
+):
+    shutil.copy(chat_file, tmp_path / "chats.jsonl")
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "What is 1 plus 1?"}\n')
+    monkeypatch.setitem(sys.modules, "buckeye.trainer.sft", None)  # an import of it raises ImportError
+    flags = {"data.path": "chats.jsonl", flag: name}
+    words = [part for key, value in flags.items() for part in (f"--{key}", value)]
+    done = run_here("sft", "--model", tiny_model, *words, "--output-dir", "out", cwd=tmp_path)
+    assert done.returncode == 2
+    if name == "chat.jsonl":
+        assert "BK-FILE-NOT-FOUND" in done.stderr
+        assert f"at {flag.replace('-', '_')}" in done.stderr
+        assert "Did you mean `chats.jsonl`?" in done.stderr
+    else:
+        assert "BK-DATA-FORMAT" in done.stderr
+        assert "at prompts.jsonl:1" in done.stderr
+    assert not (tmp_path / "out").exists()

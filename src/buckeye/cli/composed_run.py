@@ -17,7 +17,7 @@ from buckeye.base.disk import free_bytes
 from buckeye.base.distribution import missing
 from buckeye.base.keys import key
 from buckeye.base.storage import write_file
-from buckeye.base.terminal import can_prompt, confirm
+from buckeye.base.terminal import can_prompt, confirm, status_line
 from buckeye.cli.dry_run import describe_run, leave_no_files, print_problems, run_or_show
 from buckeye.cli.env_image import push_if_needed
 from buckeye.cli.remote import show_remote, start_remote
@@ -111,10 +111,9 @@ def _compose_and_run(args: TrainArgs, flags: TrainFlags, start: Start) -> int:
 def _find_environment(search: PartSearch) -> RunEnvironment:
     """Return the environment that `--env` or `--reward` names, else MCP servers with their tasks."""
     flags = search.flags
-    if flags.env is not None:
-        return loaded_environment(flags.env)
-    if flags.reward:
-        return dataset_environment(flags)
+    if flags.env is not None or flags.reward:
+        with status_line(f"loading {flags.env or flags.dataset}", quiet=flags.quiet):
+            return dataset_environment(flags) if flags.env is None else loaded_environment(flags.env)
     if flags.dataset is not None and flags.config is None:
         refuse_prompts(flags.dataset)
     config = find_config(search)

@@ -58,7 +58,7 @@ def env_check(
     environment = environment_config(env_id, dataset, reward, given, variables)
     with (
         tempfile.TemporaryDirectory(prefix="buckeye-check-") as folder,
-        status_line("loading") as progress,
+        status_line(f"loading {env_id or dataset}") as progress,
         local_gateway([environment], Path(folder, "gateway.log"), rollouts=DEFAULT_ROLLOUTS),
     ):
         options = CheckOptions(

@@ -78,7 +78,7 @@ def play(
     """Run a task yourself, with random actions, or with a model.
 
     Shows prompts, tool calls, results, and the reward with its components. Exit code 1 if no rollout gets a
-    reward.
+    reward, or none reaches --min-reward.
     """
     from buckeye.evaluation.chat_policy import ChatSampling
     from buckeye.evaluation.env_play.session import RANDOM_POLICY, ChatFile, PlaySession
@@ -114,6 +114,8 @@ def play(
         typer.echo(f"{save}: {session.chats.kept} of {count} chats appended", err=True)
     if all(outcome.reward is None for outcome in outcomes):
         raise _no_reward_error(env, outcomes[0])
+    if session.chats is not None:
+        session.chats.require_chats()
 
 
 def _missing_flag(flag: str, needed: str, hint: str) -> UsageError:

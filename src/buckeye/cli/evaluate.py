@@ -94,7 +94,7 @@ def evaluate(
         max_tokens=max_tokens,
         seed=seed if base_url is None else None,  # some servers reject `seed`
     )
-    with status_line("loading") as show:
+    with status_line(f"loading {env_id or dataset}") as show:
         request = EvalRequest(
             env_id=environment.id,
             args=environment.args,

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import shlex
 import statistics
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Annotated
@@ -41,13 +42,14 @@ _OptionalText = str | None
 class RolloutFilter:
     """Conditions for rollouts; None means any.
 
-    `task` and `search` are case-insensitive substrings: of the task's id, and of the rollout's text and
-    errors. An errored rollout has no reward and never meets the reward bounds.
+    `task` is the id of a task, or with `task_is_part` a part of it; `search` is a part of the rollout's text
+    or error. Case is ignored. An errored rollout has no reward and never meets the reward bounds.
     """
 
     group: int | None = None
     number: int | None = None
     task: str | None = None
+    task_is_part: bool = False
     search: str | None = None
     min_reward: float | None = None
     max_reward: float | None = None
@@ -62,7 +64,7 @@ class RolloutFilter:
             (
                 self.group in (None, rollout.group),
                 self.number in (None, rollout.number),
-                self.task is None or self.task.casefold() in rollout.task_id.casefold(),
+                self._accepts_task(rollout.task_id.casefold()),
                 self.search is None or any(self.search.casefold() in text.casefold() for text in texts),
                 low is None or (reward is not None and reward >= low),
                 high is None or (reward is not None and reward <= high),
@@ -71,15 +73,33 @@ class RolloutFilter:
             )
         )
 
+    def _accepts_task(self, task_id: str) -> bool:
+        if self.task is None:
+            return True
+        wanted = self.task.casefold()
+        return wanted in task_id if self.task_is_part else wanted == task_id
+
+    def for_tasks(self, ids: Iterable[str]) -> RolloutFilter:
+        """Return this filter; if none of the `ids` is `task`, `task` becomes a part of an id."""
+        if self.task is None or any(self._accepts_task(task_id.casefold()) for task_id in ids):
+            return self
+        print(f"No rollout of a task {self.task!r}: tasks with it in their id are shown.", file=sys.stderr)
+        return replace(self, task_is_part=True)
+
 
 def rollouts(
     run: RunArgument = None,
     step: Annotated[int | None, typer.Option(min=0, help="Step, as in the log. Default: the newest.")] = None,
     group: Annotated[int | None, typer.Option(min=0, help="List the rollouts of this group.")] = None,
     rollout: Annotated[
-        int | None, typer.Option(metavar="K", min=0, help="With --group: show this rollout in full.")
+        int | None,
+        typer.Option(
+            metavar="K", min=0, help="Show this rollout of the group, or of the first one, in full."
+        ),
     ] = None,
-    task: Annotated[_OptionalText, typer.Option(help="Only tasks with this text in their id.")] = None,
+    task: Annotated[
+        _OptionalText, typer.Option(metavar="ID", help="Only this task; else tasks with this in their id.")
+    ] = None,
     min_reward: Annotated[float | None, typer.Option(metavar="X", help="Minimum reward.")] = None,
     max_reward: Annotated[float | None, typer.Option(metavar="X", help="Maximum reward.")] = None,
     search: Annotated[
@@ -112,9 +132,9 @@ def rollouts(
     Shows the groups of a step, the rollouts of a group, or one rollout with text, reward and components. Exit
     code 1 if no rollout is found.
     """
-    if rollout is not None and group is None:
+    if export is not None and rollout is not None and group is None:
         hint = "Add --group: every group numbers its rollouts"
-        raise UsageError("--rollout: needs --group", code="BK-CLI-MISSING", hint=hint)
+        raise UsageError("--export with --rollout: needs --group", code="BK-CLI-MISSING", hint=hint)
     directory = find_run(run)
     conditions = RolloutFilter(
         group=group,
@@ -131,7 +151,10 @@ def rollouts(
         return
     number = _choose_step(directory, step)
     recorded, unreadable = read_rollouts(directory, number)
+    conditions = conditions.for_tasks(match.task_id for match in recorded)
     matches = list(filter(conditions.accepts, recorded))
+    if rollout is not None:
+        matches = [match for match in matches if match.group == matches[0].group]
     if as_json:
         shown = matches[: limit or None]
         values = {"run": str(directory), "step": number, "played": len(recorded), "found": len(matches)}
@@ -150,7 +173,9 @@ def _export_rollouts(
     run: Path, kind: Format, out: Path | None, conditions: RolloutFilter, step: int | None
 ) -> None:
     opened, directory = runs.open(run), out or run / "exports" / f"rollouts-{kind}"
-    written = export_rollouts(opened, kind, directory, step=step, accepts=conditions.accepts)
+    ids = opened.query("SELECT DISTINCT task FROM rollouts WHERE ? IS NULL OR step = ?", step, step)
+    accepts = conditions.for_tasks(str(task) for (task,) in ids).accepts
+    written = export_rollouts(opened, kind, directory, step=step, accepts=accepts)
     print(f"{directory}: {counted(written, 'rollout')}")
     for problem in unreadable_in(opened):
         typer.echo(f"warning: not exported: {problem}", err=True)
@@ -195,8 +220,10 @@ def _lines(
         if left_out := len(rows) - 1 - len(shown):
             yield f"({left_out} more; -n 0 shows all)"
         first = matches[0]
-        flags = f"--group {first.group}" if group is None else f"--group {group} --rollout {first.number}"
-        yield f"\nDetails of the first row: {command} {flags}"
+        yield ""
+        if group is None:
+            yield f"Rollouts of the first row: {command} --group {first.group}"
+        yield f"Prompt and reply of the first row: {command} --group {first.group} --rollout {first.number}"
 
 
 def _header(run: Path, step: int, recorded: Sequence[RecordedRollout]) -> str:

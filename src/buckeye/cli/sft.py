@@ -10,6 +10,7 @@ from pathlib import Path
 
 from buckeye.base.process import EXIT_INTERRUPTED, run_identity
 from buckeye.base.storage import write_file
+from buckeye.base.terminal import status_line
 from buckeye.cli.load import load, with_local_model
 from buckeye.config.load import to_json
 from buckeye.config.sft import SFTConfig
@@ -37,8 +38,9 @@ def sft(argv: list[str]) -> int:
         CheckpointStore(ckpt.store).probe()
         restore_from_store(config.output_dir, ckpt.store, ckpt.resume_step)
     if is_first_rank or ckpt is None:
-        _check_model_and_checkpoint(config)
-    from buckeye.trainer.sft import run_sft  # importing torch takes seconds
+        _check_inputs(config)
+    with status_line("importing torch"):
+        from buckeye.trainer.sft import run_sft
 
     trackers = config.trackers(config.wandb) if is_first_rank else []
     check_trackers(trackers)
@@ -65,14 +67,18 @@ def sft(argv: list[str]) -> int:
             )
 
 
-def _check_model_and_checkpoint(config: SFTConfig) -> None:
-    """Raise UsageError for a model or a checkpoint that cannot be trained.
+def _check_inputs(config: SFTConfig) -> None:
+    """Raise UsageError for a model, a file of chats or a checkpoint that cannot be trained.
 
     Runs before torch is imported and before files are written.
     """
+    from buckeye.trainer.data.chat_data import check_first_chat
     from buckeye.trainer.model.trainable import check_trainable
 
     check_trainable(config.model.name)
+    check_first_chat(config.data.path, "data.path")
+    if config.data.val_path is not None:
+        check_first_chat(config.data.val_path, "data.val_path")
     step = config.ckpt.resume_step if config.ckpt is not None else None
     if step is not None:
         check_resumable(config, resolve_checkpoint(config.output_dir / "checkpoints", step), section="")

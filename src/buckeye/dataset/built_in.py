@@ -8,7 +8,6 @@ import json
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from secrets import token_hex
@@ -93,8 +92,7 @@ class AnswerReward:
     def _tests(self, task: Task) -> list[Mapping[str, Any]]:
         if self._column is None:
             return list(self._matches(None))
-        answer = task.data["row"].get(self._column)
-        answers = answer if isinstance(answer, list) else [answer]
+        answers = self._answers(task.data["row"])
         if not answers or any(value is None or not _text_of(value) for value in answers):
             raise ValueError("no answer")
         return [test for value in answers for test in self._matches(value)]
@@ -104,13 +102,13 @@ class AnswerReward:
         tests = self._tests(task)
         return [await self._best(tests, completion.text) for completion in completions]
 
-    def with_answers(self, tasks: Sequence[Task]) -> list[Task]:
-        """Return the tasks with the accepted answer in their data, where `buckeye env check` finds it."""
-        if self._column is None:
-            return list(tasks)
-        return [
-            replace(task, data={**task.data, "answer": task.data["row"].get(self._column)}) for task in tasks
-        ]
+    def _answers(self, row: Mapping[str, Any]) -> Sequence[Any]:
+        answer = row.get(str(self._column))
+        return answer if isinstance(answer, list) else [answer]
+
+    def answers_in(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return all accepted answers of a row, as the texts that have the reward 1."""
+        return {} if self._column is None else {"accept": list(map(_text_of, self._answers(row)))}
 
     async def _best(self, tests: Sequence[Mapping[str, Any]], text: str) -> GraderVerdict:
         library = "math_verify" if self.name == "math" else None
@@ -120,6 +118,10 @@ class AnswerReward:
             if verdict.score:
                 break
         return verdict
+
+
+def _no_answers(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {}
 
 
 def _text_of(answer: Any) -> str:
@@ -166,6 +168,7 @@ class SchemaReward:
 
     name = "json"
     needs_group = False
+    answers_in = staticmethod(_no_answers)
 
     def __init__(self, schema: Any) -> None:
         self._schema = schema
@@ -206,6 +209,7 @@ class CodeReward:
 
     name = "code"
     needs_group = False
+    answers_in = staticmethod(_no_answers)
 
     def __init__(self, tasks: Sequence[Task], column: str | None) -> None:
         """Raises UsageError with every task whose tests cannot be read."""

@@ -7,7 +7,7 @@ import json
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from buckeye.config.problems import closest, suggestion
@@ -87,9 +87,10 @@ def make_environment(
         )
     tasks = [task for part in prompts.splits.values() for task in part]
     rewards = [_make_reward(spec, tasks, prompts.columns) for spec in specs]
-    names, splits = _distinct_names(rewards), prompts.splits
-    if len(rewards) == 1 and isinstance(rewards[0], AnswerReward):
-        splits = {split: rewards[0].with_answers(part) for split, part in splits.items()}
+    names = _distinct_names(rewards)
+    splits = {
+        split: [_with_answers(task, rewards) for task in part] for split, part in prompts.splits.items()
+    }
     kind = GroupDatasetEnvironment if any(reward.needs_group for reward in rewards) else DatasetEnvironment
     log.info("%s", prompts.summary)
     return kind(name, splits, [WeightedReward(*parts) for parts in zip(names, rewards, weights, strict=True)])
@@ -110,6 +111,12 @@ def _make_reward(spec: RewardSpec, tasks: Sequence[Task], columns: Columns) -> R
         )
         raise UsageError(f"no reward {spec!r}", code="BK-REWARD", hint=hint)
     return FunctionReward(load_function(spec), columns, tasks)
+
+
+def _with_answers(task: Task, rewards: Sequence[Reward]) -> Task:
+    """Return the task with the answers of its row in its data, where `buckeye env check` finds them."""
+    answers = next((found for reward in rewards if (found := reward.answers_in(task.data["row"]))), None)
+    return task if answers is None else replace(task, data={**task.data, **answers})
 
 
 def _distinct_names(rewards: Sequence[Reward]) -> list[str]:
@@ -143,6 +150,11 @@ class DatasetEnvironment:
         self.name = name
         self._splits = splits
         self._rewards = rewards
+
+    @property
+    def has_own_scale(self) -> bool:
+        """True unless a right answer has the reward 1, and a wrong one 0."""
+        return [type(part.reward) for part in self._rewards] != [AnswerReward] or self._rewards[0].weight != 1
 
     @property
     def splits(self) -> tuple[str, ...]:

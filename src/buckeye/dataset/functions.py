@@ -60,6 +60,10 @@ class Reward(Protocol):
         """Return a finite score for each reply. Raises OutcomeError for any other value."""
         ...
 
+    def answers_in(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the right answers of a row: one as `answer` or several as `accept`; empty if unknown."""
+        ...
+
 
 class FunctionReward:
     """Reward function of the user.
@@ -135,6 +139,14 @@ class FunctionReward:
         at = None if self._code is None else f"{self._code.co_filename}:{self._code.co_firstlineno}"
         return UsageError(f"reward function `{self.name}`: {message}", code="BK-REWARD", at=at, hint=hint)
 
+    def answers_in(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the answer of a row, if the code of the function names the column of answers."""
+        column = self._answer_column
+        constants = self._code.co_consts if self._takes_all and self._code is not None else ()
+        if column is None or not {_ANSWER, column} & {*self._names, *filter(_is_text, constants)}:
+            return {}
+        return {_ANSWER: row.get(column)}
+
     async def score(self, task: Task, completions: Sequence[Completion]) -> list[GraderVerdict]:
         """Return a finite score for each reply.
 
@@ -205,6 +217,10 @@ class FunctionReward:
         except OutcomeError as error:
             raise OutcomeError(f"{error}{self._where}") from None
         return [GraderVerdict(number, "") for number in numbers]
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
 
 
 def _is_required(parameter: inspect.Parameter) -> bool:

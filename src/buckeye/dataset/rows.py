@@ -66,7 +66,11 @@ def read_splits(source: str) -> dict[str, list[Row]]:
 
 
 def raise_problems(problems: Sequence[UsageError], source: str) -> None:
-    """Raise a single problem, or one error that lists the first of several problems."""
+    """Raise a single problem, or one error that lists the first of several problems.
+
+    A row may be in two splits, as in an evaluation on all rows; its problem is reported once.
+    """
+    problems = list({str(problem): problem for problem in problems}.values())
     if len(problems) == 1:
         raise problems[0]
     if problems:

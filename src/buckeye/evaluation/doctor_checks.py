@@ -17,6 +17,7 @@ from buckeye.envs.base import TRAIN
 from buckeye.errors import BuckeyeError
 from buckeye.evaluation.chat_policy import ChatSampling, chat_rollout_runner
 from buckeye.evaluation.checks.result import shortened
+from buckeye.evaluation.checks.rollout_checks import TASK_TOOLS
 from buckeye.evaluation.env_check import CheckOptions, check_environment
 from buckeye.evaluation.run_eval import model_server
 from buckeye.launch.preflight.check import Check, failed, failed_with, ok, skipped, warning
@@ -57,9 +58,12 @@ def _check_environment(context: PreflightContext, env: TrainEnvConfig) -> Check:
     except BuckeyeError as error:
         return failed_with(name, error)
     lines = [f"{check.status:>7}  {check.name}: {shortened(check.detail)}" for check in report.checks]
+    wrong = [check for check in report.checks if check.status == "error"]
+    unusable = next((check for check in wrong if check.name == TASK_TOOLS), None)
+    if unusable is not None:
+        return failed(name, f"{unusable.name}: {unusable.detail}", command, lines)
     if verdict(report.rollouts, report.errored) == "failed":
         return failed(name, f"{report.errored:,} of {report.rollouts:,} rollouts errored", command, lines)
-    wrong = [check for check in report.checks if check.status == "error"]
     wrong += [check for check in report.checks if check.status == "warning"]
     if wrong:
         more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""

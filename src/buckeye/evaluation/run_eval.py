@@ -24,7 +24,7 @@ from buckeye.evaluation.figures import Figures, compute_figures
 from buckeye.evaluation.rows import ROLLOUTS, EvalRow, make_eval_row, open_rows, read_rows
 from buckeye.evaluation.training_tasks import training_note
 from buckeye.launch.mcp_gateways import local_gateway
-from buckeye.launch.preflight.model import fetch_served_model
+from buckeye.launch.preflight.model import check_model_name, fetch_served_model
 from buckeye.launch.serve import served_model
 from buckeye.monitor.verdicts import verdict
 from buckeye.orchestrator.environments import (
@@ -166,6 +166,8 @@ def run_eval(request: EvalRequest) -> EvalReport:
     `RunError` if no rollout could be scored.
     """
     _refuse_occupied(request)
+    if request.base_url is None and not request.resume:  # a complete evaluation needs no model
+        check_model_name(request.model, at="--model")
     request = request.with_sampling_of_run()
     (env,) = load_environments([request.env_config], rollout_timeout=request.timeout)
     split = choose_evaluation_split(env, request.split)

@@ -69,7 +69,9 @@ def load_environment(
                 hint=f"set num_tasks to 1 to {len(tasks)}, or remove it",
             )
         splits[TRAIN] = tasks[:num_tasks]
-    check_task_graders((task for tasks in splits.values() for task in tasks), config)
+    every_task = [task for tasks in splits.values() for task in tasks]
+    datasets = [name for name in (dataset, eval_dataset) if name is not None]
+    check_task_graders(every_task, config, Path(config_path), datasets)
     return McpEnvironment(config, {name: tasks for name, tasks in splits.items() if tasks})
 
 
@@ -173,7 +175,7 @@ class McpEnvironment:
     async def check_tools(self) -> None:
         """Start the servers of some tasks, and check their tools.
 
-        Raises UsageError if a task names a tool that none of its servers has.
+        Raises UsageError if a task names a tool that none of its servers has, or an unknown argument of it.
         """
         from buckeye.mcp.rollout_resources import check_servers
 

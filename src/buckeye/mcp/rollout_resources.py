@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -138,7 +138,7 @@ def _timeouts(config: GymConfig) -> SessionTimeouts:
 
 
 def _check_tools(task: McpTask, config: GymConfig, tools: Mapping[str, ToolInfo]) -> None:
-    """Raise ConfigurationError or TaskError if an action or the task names a tool that no server has."""
+    """Raise ConfigurationError or TaskError for a tool that no server has, or an argument that it lacks."""
     for kind, key, tool in _named_tools(task, config):
         if tool not in tools:
             known = ", ".join(sorted(tools)) or "none"
@@ -146,6 +146,17 @@ def _check_tools(task: McpTask, config: GymConfig, tools: Mapping[str, ToolInfo]
                 f"{key}: no server has a tool {tool!r}",
                 code="BK-MCP-TOOL",
                 hint=suggestion(closest(tool, tools)) or f"use one of the tools: {known}",
+            )
+    for key, call in _task_calls(task, config):
+        schema = tools[call.name].input_schema
+        names = _closed_properties(schema)
+        unknown = [name for name in call_arguments(call, schema) if names is not None and name not in names]
+        if unknown:
+            raise TaskError(
+                f"{key}: the tool {call.name!r} has no argument {unknown[0]!r}",
+                code="BK-MCP-TOOL",
+                hint=suggestion(closest(unknown[0], names or ()))
+                or f"use one of its arguments: {', '.join(names or ()) or 'none'}",
             )
 
 
@@ -163,6 +174,28 @@ def _named_tools(task: McpTask, config: GymConfig) -> Iterator[tuple[type[TaskEr
         for test in (required, grader.result, grader.state, *in_order):
             if test is not None and test.tool is not None:
                 yield TaskError, f"grade {grader.name}", test.tool
+
+
+def _task_calls(task: McpTask, config: GymConfig) -> Iterator[tuple[str, ToolCall]]:
+    """Yield every call that the environment makes for the task: its key, and the call."""
+    for key, calls in (("setup_tool", task.setup_tool), ("evaluate_tool", task.evaluate_tool)):
+        yield from ((key, call) for call in calls)
+    for grader in resolve_graders(task, config):
+        if grader.state is not None and grader.state.tool is not None:
+            call = ToolCall(name=grader.state.tool, arguments=grader.state.arguments)
+            yield f"grade {grader.name}", call
+
+
+def _closed_properties(schema: Mapping[str, Any]) -> Collection[str] | None:
+    """Return the arguments in a tool's schema, or None if the tool may accept others.
+
+    Most servers leave `additionalProperties` out, and ignore an unknown argument without an error.
+    """
+    is_open = schema.get("additionalProperties", False) is not False
+    if is_open or any(key in schema for key in ("patternProperties", "anyOf", "oneOf", "allOf", "$ref")):
+        return None
+    properties = schema.get("properties")
+    return properties if isinstance(properties, Mapping) and properties else None
 
 
 def _mismatch(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> str:

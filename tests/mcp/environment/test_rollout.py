@@ -137,6 +137,14 @@ INVALID = {
     "calls": ({"grade": {"calls": {"tool": "atc"}}}, {}),
     "call in order": ({"grade": {"calls": {"in_order": [{"tool": "act"}, {"tool": "atc"}]}}}, {}),
     "result": ({"grade": {"result": {"tool": "atc", "contains": "x"}}}, {}),
+    "argument of evaluate": (
+        {"evaluate_tool": {"name": "act", "arguments": {"text": "win", "txt": "win"}}},
+        {"action_mappings": {"recall": mapping("recall")}},
+    ),
+    "argument of grader": (
+        {"grade": {"state": {"tool": "act", "arguments": {"wrd": "win"}, "contains": "x"}}},
+        {},
+    ),
     "variable": ({"mcp_config": {"board": {"command": "x", "env": {"KEY": "$NO_SUCH_VARIABLE"}}}}, {}),
     "program": ({"mcp_config": {"board": {"command": "no-such-program"}}}, {}),
     "address": ({"mcp_config": {"board": {"url": "http:///mcp"}}}, {}),
@@ -148,7 +156,7 @@ def test_task_that_cannot_run_is_refused_and_not_retried(marker, way, wording, r
     fields, settings = INVALID[way]
     policy = Scripted(WIN, DONE)
     outcome = play(task(marker, **fields), policy, config(**settings))
-    boundary = "config" if "action_mappings" in settings else "task"
+    boundary = "config" if way == "action" else "task"
     assert (outcome.reward, outcome.boundary, policy.seen) == (None, boundary, [])
     assert outcome.error == wording
     environment = McpEnvironment(config(shared_state=True, **settings), {"train": [task(marker, **fields)]})

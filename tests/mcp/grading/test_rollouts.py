@@ -152,3 +152,27 @@ def test_invalid_graders_in_files_are_refused(tmp_path, refusal):
             load_environment(str(tasks), str(config))
     tasks.write_text(base + ', "grade": {"reply": {"exact": 1}}}')
     load_environment(str(tasks), str(config))
+
+
+def test_graders_of_calls_that_no_action_makes_are_refused_with_their_line(tmp_path, refusal):
+    config, tasks = tmp_path / "gym.yaml", tmp_path / "tasks.jsonl"
+    actions = "system_prompt: Note.\naction_mappings:\n  note: {_tool: add, text: {from_arg: text}}\n"
+    config.write_text(actions)
+    base = '{"id": "%s", "prompt": "p", "mcp_config": {"s": {"url": "http://localhost/mcp"}}, "grade": %s}\n'
+    for grade in (
+        {"calls": {"tool": "ad"}},
+        {"calls": {"tool": "note"}},
+        {"result": {"tool": "list", "contains": "x"}},
+        {"calls": {"tool": "add", "arguments": {"txt": "x"}}},
+        {"calls": {"in_order": [{"tool": "add", "matching": {"line": {"exact": 1}}}]}},
+    ):
+        tasks.write_text(base % ("a", '{"calls": {"tool": "add"}}') + base % ("b", json.dumps(grade)))
+        with refusal(UsageError) as refused:
+            load_environment(str(tasks), str(config))
+        assert refused.value.code == "BK-GRADER"
+    tasks.write_text(base % ("a", '{"reply": {"exact": 1}}'))
+    config.write_text(f"{actions}grade: {{calls: {{tool: ad}}}}\n")
+    with refusal(UsageError):
+        load_environment(str(tasks), str(config))
+    config.write_text(f"{actions}grade: {{calls: {{tool: delete, at_most: 0}}}}\n")
+    load_environment(str(tasks), str(config))

@@ -29,7 +29,7 @@ def report_text(report: EnvCheckReport) -> str:
 
 
 def _parts(report: EnvCheckReport) -> Iterator[str]:
-    checks = [(check.name, check.status, check.detail) for check in report.checks]
+    checks = [(check.name, check.status, check.line) for check in report.checks]
     yield align_columns([("check", "result", ""), *checks])
     wrong = [result for result in report.probes if not result.is_expected]
     if wrong:

@@ -14,16 +14,28 @@ CheckStatus = Literal["pass", "note", "warning", "error", "not run"]
 * `not run`: the check could not run; it does not count as passed.
 """
 
-NO_ANSWERS = "no task has `accept` or `answer` in its data, as a text, a number, or a list"
+NO_ANSWERS = (
+    "no task has `accept` or `answer` in its data, as a text, a number, or a list; of a dataset: no reward "
+    "names the column of answers"
+)
 
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """Name, status, and one line of detail, which shows the worst example if the check found a problem."""
+    """Name, status, and one line of detail, which shows the worst example if the check found a problem.
+
+    `code` names the problem in `buckeye explain`, if it has an explanation.
+    """
 
     name: str
     status: CheckStatus
     detail: str
+    code: str | None = None
+
+    @property
+    def line(self) -> str:
+        """Detail, and the command that explains the code."""
+        return self.detail if self.code is None else f"{self.detail}; more: buckeye explain {self.code}"
 
 
 def out_of_time_result(name: str) -> CheckResult:

@@ -11,6 +11,7 @@ from buckeye.base.columns import counted
 from buckeye.envs.base import Environment, Probe, Task
 from buckeye.envs.scripted import FailingPolicy
 from buckeye.errors import UsageError
+from buckeye.evaluation.checks.answer_order import check_answer_order
 from buckeye.evaluation.checks.chance import is_above
 from buckeye.evaluation.checks.result import (
     NO_ANSWERS,
@@ -32,6 +33,9 @@ from buckeye.evaluation.content_free import ContentFreeScore
 
 MIN_ANSWER_REWARD = 0.5
 """Minimum reward of an accepted answer."""
+
+TASK_TOOLS = "tools of tasks exist"
+"""Name of the check of the tools and arguments that tasks name."""
 
 _ANSWER_TASKS = 20
 _REGRADED_TASKS = 5
@@ -94,7 +98,8 @@ async def check_answers_rewarded(
     """Check that accepted answers are rewarded, bare or in a format that the prompts show.
 
     Without this check, a grader that always gives 0 would pass all other checks. If the answers in the data
-    are numbers and none is rewarded, the check does not fail: the numbers may be positions in a list.
+    are numbers and none is rewarded, the check does not fail: the numbers may be positions in a list. If the
+    environment sets `has_own_scale`, its rewards are compared with each other, not with a minimum.
     """
     name = "accepted answers are rewarded"
     answers = [
@@ -105,6 +110,8 @@ async def check_answers_rewarded(
     ]
     if not answers:
         return CheckResult(name, "not run", NO_ANSWERS)
+    if getattr(runner.environment, "has_own_scale", False):
+        return await check_answer_order(name, runner, samples, formats)
     replies = [(task, apply_format(pattern, answer)) for _, task, answer in answers for pattern in formats]
     results = await runner.run_all(replies)
     tested, failing = 0, list[tuple[str, Task, str, float]]()
@@ -196,16 +203,16 @@ async def check_errors_unscored(runner: ScriptedRunner, samples: Sequence[SplitS
 
 
 async def check_tools(environment: Environment) -> list[CheckResult]:
-    """Check that the tools in tasks exist, if the environment has a member `check_tools`."""
+    """Check the tools and arguments that tasks name, if the environment has a member `check_tools`."""
     check: Callable[[], Awaitable[None]] | None = getattr(environment, "check_tools", None)
     if check is None:
         return []
-    name = "tools of tasks exist"
+    name = TASK_TOOLS
     try:
         await check()
     except UsageError as error:
         return [CheckResult(name, "error", str(error))]
-    return [CheckResult(name, "pass", "no unknown tool found")]
+    return [CheckResult(name, "pass", "no unknown tool or argument found")]
 
 
 async def check_isolated(environment: Environment, seconds: float) -> list[CheckResult]:

@@ -16,6 +16,15 @@ from buckeye.envs.base import Message, Task
 ANSWER = "\N{OBJECT REPLACEMENT CHARACTER}"
 """Placeholder for the answer in a format."""
 
+USUAL_FORMATS = (
+    rf"\boxed{{{ANSWER}}}",
+    f"#### {ANSWER}",
+    f"<answer>{ANSWER}</answer>",
+    f"<think></think>\n<answer>{ANSWER}</answer>",
+    f"The answer is {ANSWER}",
+)
+"""Formats of answers that reward functions usually accept."""
+
 _CACHE_SIZE = 512
 _TAG = re.compile(r"<([A-Za-z][\w-]*)>[^<>]{0,80}</\1>")
 _BOXED = re.compile(r"\\boxed\{")

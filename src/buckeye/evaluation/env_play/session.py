@@ -11,9 +11,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from buckeye.base.columns import counted
 from buckeye.base.json_lines import LineFile
 from buckeye.base.storage import utf8
 from buckeye.envs.base import Outcome, Policy, Task
+from buckeye.errors import RunError
 from buckeye.evaluation.chat_policy import ChatPolicy, ChatSampling
 from buckeye.evaluation.env_play.human_policy import HumanPolicy
 from buckeye.evaluation.env_play.printing_policy import PlayRecord, PrintingPolicy, run_and_record
@@ -31,16 +33,38 @@ class ChatFile:
     """
 
     def __init__(self, path: Path, minimum: float | None) -> None:
-        self._file, self._minimum = LineFile(path), minimum
+        self._file, self._path, self._minimum = LineFile(path), path, minimum
+        self._rewards: list[float] = []
         self.kept = 0
 
     def add(self, record: PlayRecord) -> None:
         """Append the chat of a rollout, if it qualifies."""
         reward = record.outcome.reward
-        if reward is None or not record.turns or (self._minimum is not None and reward < self._minimum):
+        if reward is None or not record.turns:
+            return
+        self._rewards.append(reward)
+        if self._minimum is not None and reward < self._minimum:
             return
         self._file.append(utf8(json.dumps(record.chat(), ensure_ascii=False, default=str) + "\n"))
         self.kept += 1
+
+    def require_chats(self) -> None:
+        """Raise RunError if the file has no chat, also not from an earlier command."""
+        if self.kept or (self._path.exists() and self._path.stat().st_size):
+            return
+        if not self._rewards:
+            raise RunError(
+                f"{self._path} has no chat: in no rollout did the environment request a reply",
+                code="BK-ENV-FAILED",
+                hint="Check the environment with `buckeye env check`",
+            )
+        raise RunError(
+            f"{self._path} has no chat: the highest reward of {counted(len(self._rewards), 'rollout')} is "
+            f"{max(self._rewards):g}, and --min-reward is {self._minimum:g}",
+            code="BK-CLI-ARGUMENT",
+            hint="Lower --min-reward, or raise -n. Without --min-reward all rollouts are saved, and a model "
+            "learns the format of calls from them",
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

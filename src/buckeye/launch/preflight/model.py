@@ -13,6 +13,7 @@ from buckeye.base.distribution import need
 from buckeye.base.keys import key
 from buckeye.base.storage import read_json, step_directories
 from buckeye.config.adapter import is_adapter, read_base_model
+from buckeye.config.problems import suggestion
 from buckeye.config.rl import RLConfig
 from buckeye.config.trainer import LoRAConfig
 from buckeye.errors import InferenceError, UsageError
@@ -27,6 +28,7 @@ from buckeye.transport.checkpoint import check_shard_format
 
 MODEL, TOKENIZER = "model", "tokenizer"
 _INDEX = "model.safetensors.index.json"
+_LOOKUP_SECONDS = 10.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -184,6 +186,7 @@ def fetch_small_files(name: str) -> Check:
     from huggingface_hub import hf_hub_download
 
     try:
+        _look_up_on_hub(name)
         hf_hub_download(name, "config.json", token=key("HF_TOKEN") or None)
     except Exception as error:  # network, authentication, unknown id: the hub's errors vary
         return failed(
@@ -332,6 +335,32 @@ def refuse_path(name: str, *, at: str | None = "model.name") -> None:
     raise UsageError(f"{name} {problem}", code="BK-MODEL-NOT-FOUND", at=at, hint=hint)
 
 
+def check_model_name(name: str, *, at: str) -> None:
+    """Raise UsageError for a model that is neither complete on this machine nor on the hub.
+
+    Unlike `fetch_served_model`, this downloads no weights. Errors name the setting or flag `at`.
+    """
+    path = find_model(name)
+    if is_adapter(name):
+        fetch_served_model(name, at=at)
+    elif path is None:
+        refuse_path(name, at=at)
+        try:
+            _look_up_on_hub(name)
+        except Exception as error:  # network, authentication, unknown id: the hub's errors vary
+            raise _hub_error(name, at, error) from None
+    elif (missing := missing_files(path)) and not any(path.glob("*.bin")):
+        message = f"{path} lacks {', '.join(missing)}"
+        raise UsageError(message, code="BK-MODEL-DAMAGED", at=at, hint="download or copy the model again")
+
+
+def _look_up_on_hub(name: str) -> None:
+    """Raise an error of the hub's library if a model is not on the hub. Unlike a download, never retry."""
+    from huggingface_hub import HfApi
+
+    HfApi(token=key("HF_TOKEN") or None).model_info(name, timeout=_LOOKUP_SECONDS)
+
+
 def resolve_run(name: str, *, at: str = "--model") -> str:
     """Return the newest weights if `name` is the directory of a run that has ended; other names unchanged.
 
@@ -401,10 +430,14 @@ def fetch_model(name: str, revision: str | None = None, *, at: str = "model.name
             )
         ).resolve()
     except Exception as error:  # network, authentication, unknown id: the hub's errors vary
-        raise UsageError(
-            f"{name} is not a local directory, and cannot be downloaded from the Hugging Face hub: "
-            f"{_first_line(error)}",
-            code="BK-MODEL-NOT-FOUND",
-            at=at,
-            hint=_download_hint(name),
-        ) from None
+        raise _hub_error(name, at, error) from None
+
+
+def _hub_error(name: str, at: str, error: Exception) -> UsageError:
+    return UsageError(
+        f"{name} is not a local directory, and cannot be downloaded from the Hugging Face hub: "
+        f"{_first_line(error)}",
+        code="BK-MODEL-NOT-FOUND",
+        at=at,
+        hint=_download_hint(name),
+    )

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from pathlib import Path
 
+from buckeye.config.problems import closest, suggestion
 from buckeye.errors import UsageError
 from buckeye.mcp.config import GymConfig
 from buckeye.mcp.grading.grader_parser import fill_metadata, merge_graders
-from buckeye.mcp.grading.schema import Grader
+from buckeye.mcp.grading.schema import ExpectedCall, Grader
+from buckeye.mcp.tasks.task_files import find_task_line
 from buckeye.mcp.tasks.task_schema import McpTask, StdioServer
 
 
@@ -26,10 +29,23 @@ def resolve_graders(task: McpTask, config: GymConfig) -> Sequence[Grader]:
     return filled
 
 
-def check_task_graders(tasks: Iterable[McpTask], config: GymConfig) -> None:
-    """Raise UsageError for a task without graders, or with a grader that needs a missing folder or value."""
+def check_task_graders(
+    tasks: Iterable[McpTask], config: GymConfig, config_path: Path, datasets: Sequence[str]
+) -> None:
+    """Raise UsageError for a task without graders, or with a grader that can never pass.
+
+    Such a grader needs a missing folder or value, or a call that no action of the model makes. The error
+    names the place in the file of the configuration, or in the datasets, which have the tasks.
+    """
+    arguments = _arguments_by_tool(config)
     for task in tasks:
         graders = resolve_graders(task, config)
+        for tested in graders:
+            if (problem := _call_problem(tested, arguments, config)) is not None:
+                is_own = any(own.name == tested.name for own in task.graders)
+                places = [find_task_line(Path(name).expanduser(), task.id) for name in datasets]
+                problem.at = next(filter(None, places), None) if is_own else f"{config_path} (grade)"
+                raise problem.prefixed(f"task {task.id}: grade {tested.name}")
         if not graders and not task.evaluate_tool:
             raise UsageError(
                 f"task {task.id} has no grader: evaluate_tool and grade are missing",
@@ -45,3 +61,45 @@ def check_task_graders(tasks: Iterable[McpTask], config: GymConfig) -> None:
                 code="BK-GRADER",
                 hint="read the state with a tool call instead: `state: {tool: ...}`",
             )
+
+
+def _arguments_by_tool(config: GymConfig) -> dict[str, Set[str]]:
+    """Return the tools that the model can call, each with the arguments that its actions can set."""
+    arguments: dict[str, Set[str]] = {}
+    for action in config.actions.values():
+        if action.tool is not None:
+            arguments[action.tool] = {*arguments.get(action.tool, ()), *action.sources}
+    return arguments
+
+
+def _call_problem(grader: Grader, arguments: Mapping[str, Set[str]], config: GymConfig) -> UsageError | None:
+    """Return the problem of a grader that tests a call which no action makes, or None."""
+    for call in _graded_calls(grader):
+        known = arguments.get(call.tool)
+        if known is None:
+            if grader.calls is not None and grader.calls.is_limit_only and not grader.calls.in_order:
+                continue  # a limit also applies if the tool does not exist
+            action = config.actions.get(call.tool)
+            near = [action.tool] if action is not None and action.tool else closest(call.tool, arguments)
+            return UsageError(
+                f"no action of the model calls the tool {call.tool!r}",
+                code="BK-GRADER",
+                hint=suggestion(near) or f"use one of the tools in action_mappings: {', '.join(arguments)}",
+            )
+        for name in (*call.arguments, *call.matching):
+            if name not in known:
+                return UsageError(
+                    f"no action of the model sets the argument {name!r} of the tool {call.tool!r}",
+                    code="BK-GRADER",
+                    hint=suggestion(closest(name, known))
+                    or f"use one of the arguments: {', '.join(sorted(known)) or 'none'}",
+                )
+    return None
+
+
+def _graded_calls(grader: Grader) -> Iterator[ExpectedCall]:
+    """Yield the calls of the model that a grader names."""
+    if grader.calls is not None:
+        yield from (call for call in (grader.calls.call, *(grader.calls.in_order or ())) if call is not None)
+    if grader.result is not None and grader.result.tool is not None:
+        yield ExpectedCall(tool=grader.result.tool)

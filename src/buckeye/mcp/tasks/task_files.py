@@ -56,6 +56,17 @@ def read_tasks(path: Path) -> list[McpTask]:
     ]
 
 
+def find_task_line(path: Path, task_id: str) -> str | None:
+    """Return file and line of a task's graders, or of the task. Return None if `path` is not a task file."""
+    if not path.is_file() or path.suffix not in (".json", ".jsonl", ".ndjson"):
+        return None
+    for number, row in enumerate(read_task_rows(path), 1):
+        if (row.name or _default_id(number)) == task_id:
+            line = row.lines.get(("grade",), row.lines.get(()))
+            return f"{path}:{line}" if line is not None else str(path)
+    return None
+
+
 def read_rows(rows: Iterable[Mapping[str, Any]], where: str) -> list[McpTask]:
     """Return the tasks of a dataset's rows. Objects and lists may be JSON texts. `where` names the dataset.
 
@@ -108,7 +119,7 @@ def _parse_task(value: Any, number: int, folder: Path | None) -> tuple[McpTask |
         message = f"is {format_value(value)}; expected an object with prompt, mcp_config, ..."
         return None, [Problem(message=message)]
     values, problems = _decode_columns(value)
-    values.setdefault("id", f"task-{number:04d}")
+    values.setdefault("id", _default_id(number))
     problems += _resolve_graders(values, folder)
     try:
         task = McpTask.model_validate(values)
@@ -117,6 +128,10 @@ def _parse_task(value: Any, number: int, folder: Path | None) -> tuple[McpTask |
         known = {problem.path[:1] for problem in problems}
         return None, problems + [problem for problem in more if problem.path[:1] not in known]
     return (None if problems else task), problems
+
+
+def _default_id(number: int) -> str:
+    return f"task-{number:04d}"
 
 
 def _resolve_graders(values: dict[str, Any], folder: Path | None) -> list[Problem]:

@@ -78,7 +78,7 @@ def mcp_environment(file: Path, dataset: str) -> RunEnvironment:
             code="BK-ENV-TASKS",
             hint="Add tasks to the train split",
         )
-    check_task_graders(tasks + held_out, gym)
+    check_task_graders(tasks + held_out, gym, file, [dataset])
     McpEnvironment(gym, {"train": tasks, "eval": held_out})
     name = str(gym.job.metadata.get("environment") or gym.job.name or file.stem)
     return describe_mcp(gym, tasks, held_out, file=file, dataset=dataset, name=name)

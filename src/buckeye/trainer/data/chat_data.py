@@ -8,6 +8,7 @@ import logging
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import numpy.typing as npt
 
 from buckeye.base.columns import counted
 from buckeye.base.storage import well_formed
+from buckeye.config.problems import closest, suggestion
 from buckeye.errors import InferenceError, UsageError
 from buckeye.inference.render import ChatRenderer
 from buckeye.trainer.data.chat_messages import BrokenCallError, is_trained, read_message
@@ -192,7 +194,8 @@ class ChatFile:
         self._chat = chat
         self._seed = seed
         self._seq_len = seq_len
-        content = _read_bytes(path)
+        with _report_unreadable(path):
+            content = path.read_bytes()
         self._digest = hashlib.sha256(content).hexdigest()
         self._lines = self._usable(self._parse_lines(content))
 
@@ -315,17 +318,32 @@ def _end_of_turn(text: str, start: int, stop_tokens: Sequence[str]) -> int | Non
     return max(ends, default=None)
 
 
-def _read_bytes(path: Path) -> bytes:
+def check_first_chat(path: Path, key: str) -> None:
+    """Raise `UsageError` if the file of the setting `key` cannot be read, or its first line is not a chat.
+
+    This takes no tokenizer, so that a wrong path is refused before torch is imported.
+    """
+    with _report_unreadable(path, key), path.open("rb") as file:
+        number, line = next(((n, text) for n, text in enumerate(file, 1) if text.strip()), (0, b""))
+    with suppress(UnicodeDecodeError, BrokenCallError):  # `ChatFile` reports them
+        if number:
+            _parse_conversation(line.decode("utf-8-sig"), f"{path}:{number}")
+
+
+@contextmanager
+def _report_unreadable(path: Path, key: str = "data.path") -> Iterator[None]:
     try:
-        return path.read_bytes()
+        yield
     except OSError as error:
         is_missing = isinstance(error, FileNotFoundError)
         code = "BK-FILE-NOT-FOUND" if is_missing else "BK-FILE-UNREADABLE"
+        near = closest(path.name, (file.name for file in path.parent.glob("*.jsonl"))) if is_missing else []
         raise UsageError(
             f"chat data {path} cannot be read: {error.strerror}",
             code=code,
-            at="data.path",
-            hint="name a local JSON Lines file with one chat per line",
+            at=key,
+            hint=suggestion([str(path.parent / name) for name in near[:1]])
+            or "name a local JSON Lines file with one chat per line",
         ) from error
 
 
