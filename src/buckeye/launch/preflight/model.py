@@ -13,7 +13,6 @@ from buckeye.base.distribution import need
 from buckeye.base.keys import key
 from buckeye.base.storage import read_json, step_directories
 from buckeye.config.adapter import is_adapter, read_base_model
-from buckeye.config.problems import suggestion
 from buckeye.config.rl import RLConfig
 from buckeye.config.trainer import LoRAConfig
 from buckeye.errors import InferenceError, UsageError
