@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from buckeye.envs.base import FinishReason, Message, Reply, Tool
@@ -32,6 +32,21 @@ class ScriptedPolicy:
             )
         message = {"role": "assistant", "content": self.text}
         return Reply(text=self.text, finish_reason=self.finish_reason, message=message)
+
+
+class RecordedPolicy:
+    """Policy that replies with the given assistant messages, in order."""
+
+    def __init__(self, replies: Iterable[Message]) -> None:
+        self._replies = iter(replies)
+
+    async def chat(self, messages: Sequence[Message], *, tools: Sequence[Tool] = ()) -> Reply:
+        """Return the next message. Raise `InferenceError` after the last one."""
+        del messages, tools
+        message = next(self._replies, None)
+        if message is None:
+            raise InferenceError("the rollout requested more replies than recorded", code="BK-ENV-FAILED")
+        return Reply(text=str(message.get("content") or ""), finish_reason="stop", message=message)
 
 
 class FailingPolicy:

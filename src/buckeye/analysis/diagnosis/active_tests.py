@@ -13,6 +13,7 @@ import torch
 
 from buckeye.analysis.diagnosis.chain import LinkReport
 from buckeye.analysis.diagnosis.facts import DiagnosisFacts
+from buckeye.analysis.diagnosis.grade_again import grade_again
 from buckeye.analysis.diagnosis.half_group_training import (
     Agreement,
     KeptBatch,
@@ -307,8 +308,7 @@ def _remove_largest_component(
 
 TESTS: Mapping[str, Sequence[Callable[[DiagnosisFacts], Iterator[Finding]]]] = {
     "model": (other_tokenizer,),
-    "environment": (check_environments,),
-    "reward": (rewards_learnable,),
+    "reward": (grade_again, check_environments, rewards_learnable),
     "advantage and loss": (updated_towards_rewards, replay_newest_step),
     "update": (train_at_zero_rate,),
     "sync": (sampler_against_weights,),
