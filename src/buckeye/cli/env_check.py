@@ -11,10 +11,13 @@ import typer
 
 from buckeye.base.terminal import status_line
 from buckeye.cli.env_options import (
+    AnswerColumnOption,
     DatasetOption,
     EnvironmentArgument,
+    PromptColumnOption,
     RewardOption,
     VariablesOption,
+    column_arguments,
     environment_config,
 )
 from buckeye.evaluation.environment_args import ArgOption, ArgsOption, environment_args
@@ -24,6 +27,8 @@ def env_check(
     env_id: EnvironmentArgument = None,
     dataset: DatasetOption = None,
     reward: RewardOption = None,
+    prompt_column: PromptColumnOption = None,
+    answer_column: AnswerColumnOption = None,
     arg: ArgOption = None,
     args: ArgsOption = None,
     variables: VariablesOption = None,
@@ -54,7 +59,7 @@ def env_check(
     from buckeye.evaluation.env_check import CheckOptions, check_environment
     from buckeye.launch.mcp_gateways import DEFAULT_ROLLOUTS, local_gateway
 
-    given = environment_args(arg, args)
+    given = environment_args(arg, args) | column_arguments(reward, prompt_column, answer_column)
     environment = environment_config(env_id, dataset, reward, given, variables)
     with (
         tempfile.TemporaryDirectory(prefix="buckeye-check-") as folder,

@@ -13,10 +13,13 @@ import typer
 
 from buckeye.base.terminal import status_line
 from buckeye.cli.env_options import (
+    AnswerColumnOption,
     DatasetOption,
     EnvironmentArgument,
+    PromptColumnOption,
     RewardOption,
     VariablesOption,
+    column_arguments,
     environment_config,
     is_mcp_file,
 )
@@ -47,6 +50,8 @@ def play(
     ] = None,
     dataset: DatasetOption = None,
     reward: RewardOption = None,
+    prompt_column: PromptColumnOption = None,
+    answer_column: AnswerColumnOption = None,
     arg: ArgOption = None,
     args: ArgsOption = None,
     variables: VariablesOption = None,
@@ -88,7 +93,7 @@ def play(
         raise _missing_flag("--base-url", "a model", "Name a model of the server with --policy")
     if min_reward is not None and save is None:
         raise _missing_flag("--min-reward", "--save", "Name a file with --save")
-    given = environment_args(arg, args)
+    given = environment_args(arg, args) | column_arguments(reward, prompt_column, answer_column)
     environment = environment_config(env, dataset, reward, given, variables)
     session = PlaySession(
         policy=policy,

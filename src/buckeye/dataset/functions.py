@@ -131,7 +131,7 @@ class FunctionReward:
                 near = _rename_hint(names) or suggestion(closest(parameter.name, known, count=1))
                 raise self._error(
                     f"`{parameter.name}` is neither a column of the dataset nor `prompt` or `completion`",
-                    near or f"columns: {', '.join(columns) or 'none'}. Or give it a default",
+                    near or _column_hint(parameter.name, columns),
                 )
         return parameters
 
@@ -225,6 +225,15 @@ def _is_text(value: Any) -> bool:
 
 def _is_required(parameter: inspect.Parameter) -> bool:
     return parameter.default is parameter.empty and parameter.kind is not parameter.VAR_KEYWORD
+
+
+def _column_hint(name: str, columns: Collection[str]) -> str:
+    shown = f"columns: {', '.join(columns) or 'none'}"
+    return (
+        f"name the column of the answers with --answer-column ({shown})"
+        if name == "answer"
+        else (f"{shown}. Or give it a default")
+    )
 
 
 def _rename_hint(parameters: Collection[str]) -> str | None:

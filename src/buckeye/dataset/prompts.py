@@ -150,7 +150,7 @@ def find_columns(
             raise UsageError(
                 f"{source} has no column {wanted!r} ({flag})",
                 code="BK-DATA-FORMAT",
-                hint=f"its columns: {', '.join(names)}",
+                hint=suggestion(closest(wanted, names, count=1)) or f"its columns: {', '.join(names)}",
             )
     if prompt_column is None and _has_mcp_tasks(rows, names):
         return Columns(kind="tasks", prompt="prompt", answer=None, others=())

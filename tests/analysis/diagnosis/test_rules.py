@@ -318,6 +318,42 @@ def test_an_evaluation_that_falls_while_the_reward_rises_is_named(tmp_path, last
     assert ("reward_sign" in named(run)) == (last == 0.1)
 
 
+def test_an_evaluation_of_another_environment_says_nothing_about_training(tmp_path):
+    run = with_metrics(make(tmp_path / "run", FLAT), rising)
+    with_evaluations(run, {step: (mean - 0.1, mean + 0.1) * 12 for step, mean in ((0, 0.8), (13, 0.1))})
+    assert named(run) == ["reward_sign", "no_transfer"]
+    for path in (run / "evals").glob("step_*/made.jsonl"):
+        path.rename(path.with_name("other.jsonl"))
+    assert named(run) == []
+
+
+def test_a_noisy_reward_is_not_random(tmp_path):
+    """All repeated replies have different rewards, but noise is a small part of their variance."""
+    made = Made(reward=lambda word, task, rng: 10 * (word[0] < 2) + rng.normal(0, 1), steps=14)
+    run = make(tmp_path / "run", made)
+    assert "grader_random" not in named(run)
+
+
+def test_replies_that_are_cut_and_not_trained_are_named(tmp_path):
+    settings = {"trainer": TRAINER, "orchestrator": {"mask_truncated_completions": True}}
+    made = Made(settings=settings, line=lambda line: {**line, "truncated": bool(line["reward"] == 0.0)})
+    assert "truncated_replies" in named(make(tmp_path / "run", made))
+
+
+def test_replies_with_invalid_bytes_are_not_taken_for_untrained_tokens(tmp_path):
+    def invalid(line):
+        asked, said = line["messages"]
+        return {**line, "messages": [asked, {**said, "content": "\ufffd" * 3 * len(said["content"])}]}
+
+    run = make(tmp_path / "run", Made(line=invalid))
+    vocabulary = {letter: FIRST + at for at, letter in enumerate("abcde")} | {"END": END, "\ufffd": 0}
+    tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="\ufffd"))
+    tokenizer.pre_tokenizer = Split("", "isolated")
+    (run / "weights" / "step_0").mkdir(parents=True)
+    tokenizer.save(str(run / "weights" / "step_0" / "tokenizer.json"))
+    assert named(run) == []
+
+
 @pytest.mark.parametrize("rises", [False, True])
 def test_turns_without_history_are_named_in_a_run_that_does_not_learn(tmp_path, rises):
     def metrics(step):

@@ -1,5 +1,6 @@
 """Program for tests that reads and writes lines of JSON and reports its own state."""
 
+import io
 import json
 import os
 import random
@@ -35,6 +36,10 @@ def memory_has(backwards):
 
 def answer(question):
     COUNTS["asked"] += 1
+    if question == "wrap":  # as servers of the MCP SDK 1.x do
+        for stream in (sys.stdin, sys.stdout):
+            io.TextIOWrapper(stream.buffer, encoding="utf-8").detach()
+        return "wrapped"
     if question == "end":
         print("last words", file=sys.stderr, flush=True)
         sys.exit(3)

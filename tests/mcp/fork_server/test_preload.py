@@ -131,6 +131,17 @@ def test_forked_session_has_own_state(installed, monkeypatch):
     assert second["child"]
 
 
+def test_forked_session_can_wrap_its_streams(installed):
+    """The streams of the process that forks it may be seekable."""
+    here = installed()
+
+    async def run():
+        await settled(here.program())
+        return await session(here.program(), "wrap")
+
+    assert asyncio.run(run()) == ["wrapped"]
+
+
 def test_variables_of_session_are_not_in_memory_of_others(installed):
     here = installed()
     secret = "a-secret-of-one-session-alone"

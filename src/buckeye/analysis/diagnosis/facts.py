@@ -6,9 +6,11 @@ import math
 import re
 import shlex
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain, takewhile
 from typing import Any
 
 import numpy as np
@@ -32,6 +34,7 @@ _DTYPES = {"float32": 1e-3, "bfloat16": 0.1, "float16": 0.03}
 _DTYPE_SETTINGS = ("trainer.model.compute_dtype", "trainer.weights.dtype", "inference.model.dtype")
 _EARLY = 3  # steps
 _MIN_CLEAR = 10  # tokens
+_COMPARED = 40  # prompts
 
 _TRAINED = "split = 'train' AND retried = 0 AND reward IS NOT NULL AND step <= {until}"
 _EVALUATED = "split = 'eval' AND reward IS NOT NULL AND step <= {until}"
@@ -118,11 +121,30 @@ class DiagnosisFacts:
 
     @cached_property
     def evaluations(self) -> list[list[float]]:
-        """Rewards of each evaluation, in order."""
+        """Rewards of each evaluation, in order; none if the evaluations are of other tasks than training."""
+        if self.evaluates_other_tasks:
+            return []
         found = dict[int, list[float]]()
         for step, reward in self.query("SELECT step, reward FROM rollouts WHERE {evaluated} ORDER BY step"):
             found.setdefault(step, []).append(reward)
         return list(found.values())
+
+    @cached_property
+    def evaluates_other_tasks(self) -> bool:
+        """True if evaluations have other environments than training, and lack most of its common words."""
+        trained, evaluated = (
+            {env for (env,) in self.query("SELECT DISTINCT env FROM rollouts WHERE split = ?", split)}
+            for split in ("train", "eval")
+        )
+        if not evaluated or trained & evaluated:
+            return False
+        train, other = (
+            [set(prompt_text(one).split()) for one in self.first_rollouts(split, _COMPARED)]
+            for split in ("train", "eval")
+        )
+        counts = Counter(chain.from_iterable(train))
+        common = {word for word, count in counts.items() if count > 0.5 * len(train)}
+        return len(common & set().union(*other)) < 0.5 * len(common)
 
     @cached_property
     def last(self) -> int:
@@ -226,8 +248,8 @@ class DiagnosisFacts:
         )
         rollouts = [self.run.text_at(*row[:5]) for row in rows] if self.tokenizer is not None else []
         texts = [str(one.messages[-1].get("content")) for one in rollouts if one is not None and one.messages]
-        if self.tokenizer is None or len(texts) < len(rows):
-            return 1.0
+        if self.tokenizer is None or len(texts) < len(rows) or any("\ufffd" in text for text in texts):
+            return 1.0  # replies with invalid bytes have other tokens than their texts
         encoded = sum(
             len(encoding.ids) for encoding in self.tokenizer.encode_batch(texts, add_special_tokens=False)
         )
@@ -319,6 +341,12 @@ class DiagnosisFacts:
         if share_interval(len(places), count, errors)[0] < most:
             return f"{seen} (at most {100 * most:.0f} %)"
         return self.finding(name, seen, *places[0], confidence=confidence, task=task)
+
+
+def prompt_text(rollout: RecordedRollout) -> str:
+    """Return the text of the messages before the first reply."""
+    messages = takewhile(lambda message: message.get("role") != "assistant", rollout.messages)
+    return "\n".join(text for one in messages if isinstance(text := one.get("content"), str))
 
 
 _BLANK = re.compile(r"\b(?:RUN|N|G|R|TASK|ENV)\b")

@@ -315,7 +315,7 @@ def refuse_path(name: str, *, at: str | None = "model.name") -> None:
     the setting or flag `at`, and the most similar model directory.
     """
     path, first = Path(name).expanduser(), name.partition("/")[0]
-    if name.endswith(".gguf"):
+    if name.endswith(".gguf") and path.is_file():
         folder = path.stem.lower()
         raise UsageError(
             f"{name}: a GGUF file must be imported first",

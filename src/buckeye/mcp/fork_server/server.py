@@ -29,6 +29,7 @@ import gc
 import importlib
 import importlib.metadata
 import importlib.util
+import io
 import json
 import os
 import re
@@ -169,6 +170,7 @@ def _begin_session(files: list[int], parent: int) -> dict[str, Any]:
         os._exit(1)
     for number, file in enumerate(files):
         os.dup2(file, number)
+    _reopen_streams()
     os.closerange(4, 1 + max(map(int, os.listdir("/proc/self/fd"))))
     with socket.socket(fileno=3) as status, status.makefile("rb") as lines:
         spec: dict[str, Any] = json.loads(lines.readline())
@@ -178,6 +180,22 @@ def _begin_session(files: list[int], parent: int) -> dict[str, Any]:
         if library in sys.modules:
             sys.modules[library].seed()
     return spec
+
+
+def _reopen_streams() -> None:
+    """Replace `sys.stdin`, `stdout` and `stderr`, which remember if the files before them were seekable."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        old: Any = getattr(sys, name)
+        new = io.TextIOWrapper(
+            open(number, "wb" if number else "rb", closefd=False),  # noqa: SIM115  open as long as the process
+            encoding=old.encoding,
+            errors=old.errors,
+            newline="\n",
+            line_buffering=name == "stderr",
+            write_through=old.write_through,
+        )
+        setattr(sys, name, new)
+        setattr(sys, f"__{name}__", new)
 
 
 def _run_session(spec: dict[str, Any], reads: dict[str, str | None]) -> None:

@@ -161,7 +161,7 @@ def _run_command(program: str, *args: str) -> None:
     started = time.monotonic()
     print(f"\n$ {shlex.join([program, *args])}", flush=True)
     status = _run(_argv(program, args))
-    if status == EXIT_INTERRUPTED:
+    if status in (EXIT_INTERRUPTED, -signal.SIGINT):
         raise KeyboardInterrupt
     if status:
         hint = "Read its messages above"

@@ -186,6 +186,8 @@ def _is_other_reply(facts: DiagnosisFacts, rollout: RecordedRollout, sampled: li
     reply = rollout.messages[-1].get("content") if rollout.messages else None
     if facts.tokenizer is None or not isinstance(reply, str) or len(sampled) != rollout.completion_tokens:
         return False
+    if "\ufffd" in reply:  # invalid bytes
+        return False
     decoded = facts.tokenizer.decode(sampled, skip_special_tokens=False)
     return "".join(reply.split()) not in "".join(decoded.split())
 

@@ -101,7 +101,7 @@ def grader_disagrees(facts: DiagnosisFacts) -> Result:
     share = within / total if total > _EQUAL else 0.0
     measured = f"{len(other)} of {len(rows)} repeated replies got different rewards"
     low = share_interval(len(other), len(rows), 2.0)[0]
-    if len(other) < 3 or low < 0.02 or facts.has_risen or (share < 0.5 and low < 0.5):
+    if len(other) < 3 or low < 0.02 or facts.has_risen or share < 0.4:
         return f"{measured}; chance is {share:.0%} of their variance (at most 50 %)"
     *_, apart, step, group = max(other, key=lambda row: row[3])
     seen = f"{measured}, up to {apart:g} apart; chance is {share:.0%} of the variance of the rewards"

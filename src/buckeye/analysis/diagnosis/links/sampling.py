@@ -92,6 +92,8 @@ def truncated_replies(facts: DiagnosisFacts) -> Result:
         return facts.finding("truncated", seen, confidence="likely" if is_capped else "possible")
     if min(share, share_at_first) < 0.2 or min(len(cut), len(ended)) < _MIN_REPLIES:
         return f"{measured} (at most 20 %)"
+    if facts.run.setting("orchestrator.mask_truncated_completions") and share_at_first > 0.5:
+        return facts.finding("truncated_replies", f"{measured}: they are not trained")
     rewards, others = ([row[0] for row in kind] for kind in (cut, ended))
     if facts.has_risen or not is_below(rewards, others):
         return f"{measured} (they have no lower rewards, or the reward rises)"

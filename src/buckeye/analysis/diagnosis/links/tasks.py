@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from itertools import chain, takewhile
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
 
-from buckeye.analysis.diagnosis.facts import LONG, RECENT, DiagnosisFacts, Result
+from buckeye.analysis.diagnosis.facts import LONG, RECENT, DiagnosisFacts, Result, prompt_text
 from buckeye.analysis.diagnosis.prompts import cut_texts, token_features
 from buckeye.analysis.diagnosis.statistics import centered, explained_by_window, is_below, share_interval
 from buckeye.base.columns import counted
-from buckeye.monitor.rollouts import RecordedRollout
 
 _EQUAL = 1e-6
 _MOST_DRIFT = 0.15
@@ -103,7 +102,7 @@ def drift(facts: DiagnosisFacts) -> Result:
     rows = rows[:: max(1, len(rows) // _MOST_GROUPS)]
     rollouts = [facts.run.text_at(*row[1:6]) for row in rows]
     known = [
-        (row[0], row[6], _prompt(one)) for row, one in zip(rows, rollouts, strict=True) if one is not None
+        (row[0], row[6], prompt_text(one)) for row, one in zip(rows, rollouts, strict=True) if one is not None
     ]
     steps, envs, prompts = zip(*known, strict=True) if known else ((), (), ())
     if len(steps) < _MIN_GROUPS or len(set(steps)) < 4:
@@ -181,7 +180,7 @@ def evaluated_on_train(facts: DiagnosisFacts) -> Result:
 
 def cut_prompts(facts: DiagnosisFacts) -> Result:
     """Find prompts that all have the same length and end within a word: a limit has cut them."""
-    texts = [_prompt(rollout) for rollout in facts.first_rollouts("train", _PROMPTS)]
+    texts = [prompt_text(rollout) for rollout in facts.first_rollouts("train", _PROMPTS)]
     if len(texts) < _MIN_PROMPTS:
         return None
     cut = cut_texts(texts)
@@ -201,7 +200,7 @@ def narrow_tasks(facts: DiagnosisFacts) -> Result:
     if not facts.evaluation_lags:
         return None
     train, evaluated = (
-        [set(_prompt(rollout).split()) for rollout in facts.first_rollouts(split, _PROMPTS)]
+        [set(prompt_text(rollout).split()) for rollout in facts.first_rollouts(split, _PROMPTS)]
         for split in ("train", "eval")
     )
     if min(len(train), len(evaluated)) < _MIN_PROMPTS:
@@ -232,12 +231,6 @@ def few_tasks(facts: DiagnosisFacts) -> Result:
     if not facts.is_memorizing or groups < _MOST_REPEATS * tasks:
         return measured
     return facts.finding("few_tasks", f"{measured}, and the evaluation does not follow")
-
-
-def _prompt(rollout: RecordedRollout) -> str:
-    """Return the text of the messages before the first reply."""
-    messages = takewhile(lambda message: message.get("role") != "assistant", rollout.messages)
-    return "\n".join(text for one in messages if isinstance(text := one.get("content"), str))
 
 
 def incomplete_prompts(facts: DiagnosisFacts) -> Result:

@@ -17,7 +17,7 @@ from buckeye.monitor.rollback import rollback_advice
 from buckeye.transport.checkpoint import CheckpointInfo, list_checkpoints
 
 _ENOUGH = 20
-_AROUND = 2  # steps before and after a resume
+_AROUND = (2, 4)  # steps before and after a resume
 _EARLY = 11  # steps: a policy that is uniform before this step has collapsed, not converged
 _LEAST_SHARE = 0.3
 _MOST_DECAY = 0.1
@@ -59,8 +59,12 @@ def resume_lost(facts: DiagnosisFacts) -> Result:
     attempts = [int((step.trained or {}).get("attempt", 0)) for step in steps]
     starts = [at for at in range(2, len(steps) - 1) if attempts[at] != attempts[at - 1]]
     for at in starts:
-        fall = find_fall([*steps[max(0, at - _AROUND) : at], *steps[at : at + _AROUND]], least=2)
-        if fall is not None and fall.step == steps[at - 1].number:
+        falls = (
+            find_fall([*steps[max(0, at - around) : at], *steps[at : at + around]], least=around)
+            for around in _AROUND
+        )
+        fall = next((fall for fall in falls if fall is not None and fall.step == steps[at - 1].number), None)
+        if fall is not None:
             seen = f"the reward fell from {fall.reward:.3f} to {fall.last:.3f} at a resume"
             return facts.finding("resume_lost", seen, since=steps[at].number)
     return f"the reward kept its level at {len(starts)} resumes" if starts else None
