@@ -134,6 +134,7 @@ def test_config_text_contains_gpus_and_adapters(tmp_path):
 
 
 def test_a_gguf_file_is_imported_first(tmp_path):
+    (tmp_path / "Small.Q4_0.gguf").touch()
     with pytest.raises(UsageError) as error:
         model_facts(str(tmp_path / "Small.Q4_0.gguf"))
     assert error.value.code == "BK-MODEL-NOT-FOUND"
