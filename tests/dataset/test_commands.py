@@ -89,6 +89,14 @@ REWARDS = {
 }
 
 
+def test_check_and_play_take_the_columns_of_a_dataset(write, tmp_path):
+    rows = [{"ask": f"Say {number}.", "want": f"{number}"} for number in range(12)]
+    columns = ("--prompt-column", "ask", "--answer-column", "want")
+    assert answer_check(write, tmp_path, "exact", *columns, rows=rows)["status"] == "pass"
+    args = ("--dataset", "prompts.jsonl", "--reward", "exact", *columns, "--policy", "random")
+    assert run_here("env", "play", *args, cwd=tmp_path).returncode == 0
+
+
 @pytest.mark.parametrize("kind", REWARDS)
 def test_check_compares_rewards_of_right_and_wrong_answers(write, tmp_path, wording, kind):
     reward, status, code = REWARDS[kind]
