@@ -86,13 +86,10 @@ def play(
     reward, or none reaches --min-reward.
     """
     from buckeye.evaluation.chat_policy import ChatSampling
-    from buckeye.evaluation.env_play.session import RANDOM_POLICY, ChatFile, PlaySession
+    from buckeye.evaluation.env_play.session import ChatFile, PlaySession
     from buckeye.launch.mcp_gateways import local_gateway
 
-    if base_url is not None and policy in (None, RANDOM_POLICY):
-        raise _missing_flag("--base-url", "a model", "Name a model of the server with --policy")
-    if min_reward is not None and save is None:
-        raise _missing_flag("--min-reward", "--save", "Name a file with --save")
+    _refuse_unused_flags(base_url, policy, min_reward, save)
     given = environment_args(arg, args) | column_arguments(reward, prompt_column, answer_column)
     environment = environment_config(env, dataset, reward, given, variables)
     session = PlaySession(
@@ -121,6 +118,17 @@ def play(
         raise _no_reward_error(env, outcomes[0])
     if session.chats is not None:
         session.chats.require_chats()
+
+
+def _refuse_unused_flags(
+    base_url: str | None, policy: str | None, min_reward: float | None, save: Path | None
+) -> None:
+    from buckeye.evaluation.env_play.session import RANDOM_POLICY
+
+    if base_url is not None and policy in (None, RANDOM_POLICY):
+        raise _missing_flag("--base-url", "a model", "Name a model of the server with --policy")
+    if min_reward is not None and save is None:
+        raise _missing_flag("--min-reward", "--save", "Name a file with --save")
 
 
 def _missing_flag(flag: str, needed: str, hint: str) -> UsageError:

@@ -79,10 +79,8 @@ def evaluate(
     from buckeye.dataset.environment import evaluation_rows
     from buckeye.evaluation.chat_policy import ChatSampling
     from buckeye.evaluation.run_eval import EvalRequest, run_eval
-    from buckeye.launch.preflight.model import resolve_run
 
-    _check_model(model, base_url)
-    model = resolve_run(model) if base_url is None else model
+    model = _find_model(model, base_url)
     given = environment_args(arg, args) | column_arguments(reward, prompt_column, answer_column)
     if reward:
         given["eval_path"], given["split"], split = evaluation_rows(dataset, split)
@@ -124,13 +122,16 @@ def evaluate(
     typer.echo(json.dumps(report.to_json(), ensure_ascii=False) if as_json else str(report))
 
 
-def _check_model(model: str | None, base_url: str | None) -> None:
+def _find_model(model: str | None, base_url: str | None) -> str:
+    from buckeye.launch.preflight.model import resolve_run
+
     if not model:
         hint = "Add --model: a model directory, a hub name, or with --base-url the name on the server"
         raise UsageError("--model is required", code="BK-CLI-MISSING", hint=hint)
     if base_url is not None and not base_url.startswith(("http://", "https://")):
         hint = "Write it as http://HOST:PORT/v1"
         raise UsageError(f"--base-url: {base_url!r} is not a URL", code="BK-CLI-ARGUMENT", hint=hint)
+    return resolve_run(model) if base_url is None else model
 
 
 def _slug(text: str) -> str:
