@@ -229,11 +229,9 @@ def _is_required(parameter: inspect.Parameter) -> bool:
 
 def _column_hint(name: str, columns: Collection[str]) -> str:
     shown = f"columns: {', '.join(columns) or 'none'}"
-    return (
-        f"name the column of the answers with --answer-column ({shown})"
-        if name == "answer"
-        else (f"{shown}. Or give it a default")
-    )
+    if name == _ANSWER:
+        return f"name the column of the answers with --answer-column ({shown})"
+    return f"{shown}. Or give it a default"
 
 
 def _rename_hint(parameters: Collection[str]) -> str | None:

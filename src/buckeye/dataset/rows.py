@@ -283,7 +283,7 @@ def _skip(text: str, at: int) -> int:
 
 
 def _csv_rows(text: str, path: Path) -> list[Row]:
-    """Return the rows of a CSV text. An empty cell has no value: it is None."""
+    """Return the rows of a CSV text. Empty cells are None."""
     header = text.lstrip().split("\n", 1)[0]
     delimiter = "\t" if path.suffix == ".tsv" else max(_DELIMITERS, key=header.count)
     csv.field_size_limit(2**31 - 1)

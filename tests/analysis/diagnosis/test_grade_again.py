@@ -67,6 +67,18 @@ def test_turns_get_their_recorded_replies(tmp_path):
     assert found(tmp_path, two_turns, line=with_second_turn) == []
 
 
+def test_the_other_environments_are_compared_if_one_has_no_rollouts_to_repeat(tmp_path):
+    known, other = tmp_path / "words.py", tmp_path / "other.py"
+    known.write_text(ENVIRONMENT.format(reward="0.5", tasks=12))
+    other.write_text(ENVIRONMENT.format(reward="0.5", tasks=12).replace('"made"', '"other"'))
+    envs = [{"id": str(path), "args": {}} for path in (other, known)]
+    run = runs.open(make(tmp_path / "run", Made(settings={"orchestrator": {"env": envs}})))
+    findings = grade_again(DiagnosisFacts(run))
+    assert next(findings).name == "graded_otherwise"
+    with pytest.raises(LookupError):
+        next(findings)
+
+
 def test_an_environment_without_the_recorded_tasks_is_not_compared(tmp_path):
     with pytest.raises(LookupError):
         found(tmp_path, RIGHT, tasks=1)

@@ -15,6 +15,7 @@ from tokenizers.pre_tokenizers import Split
 
 from buckeye.analysis.diagnosis.diagnose import diagnose
 from buckeye.analysis.diagnosis.statistics import share_interval, slope_interval
+from buckeye.launch.changed_settings import former_config
 from buckeye.run_files.events import write_event
 
 
@@ -200,6 +201,16 @@ BY_METRICS = {
 }
 
 
+def with_tokenizer(run):
+    """Write the tokenizer of the letters of made runs. Other characters are unknown tokens."""
+    vocabulary = {letter: FIRST + at for at, letter in enumerate("abcde")} | {"END": END, "\ufffd": 0}
+    tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="\ufffd"))
+    tokenizer.pre_tokenizer = Split("", "isolated")
+    (run / "weights" / "step_0").mkdir(parents=True)
+    tokenizer.save(str(run / "weights" / "step_0" / "tokenizer.json"))
+    return run
+
+
 def with_metrics(run, metrics):
     """Add metrics, by process, to the records of each step."""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
@@ -215,13 +226,20 @@ def test_a_narrow_sampling_is_not_taken_for_a_model_with_one_reply(tmp_path, nam
     assert named(with_metrics(run, BY_METRICS["one_reply"][1]))[0] == "temperature_too_low"
 
 
-AGREEMENT = {0: 0.05, 1: 0.0, 3: 0.1, 7: 0.1}
+AGREEMENT = {0: 0.05, 1: 0.0, 3: 0.05, 7: 0.0}
 BY_ELIMINATION = {
     "stale_samples": lambda step: {"staleness_mean": 5.0},
     "update_against_advantages": lambda step: (
         {"update/agreement": AGREEMENT[step]} if step in AGREEMENT else {}
     ),
 }
+
+
+def test_noisy_agreements_of_updates_are_no_evidence(tmp_path):
+    noisy = {0: 0.46, 1: -0.29, 3: -0.08, 7: 0.06}
+    run = make(tmp_path / "run", PLANTED["rewards_unlearned"])
+    with_metrics(run, lambda step: {"trainer": {"update/agreement": noisy[step]} if step in noisy else {}})
+    assert named(run)[0] == "rewards_unlearned"
 
 
 @pytest.mark.parametrize("name", BY_ELIMINATION)
@@ -346,12 +364,7 @@ def test_replies_with_invalid_bytes_are_not_taken_for_untrained_tokens(tmp_path)
         return {**line, "messages": [asked, {**said, "content": "\ufffd" * 3 * len(said["content"])}]}
 
     run = make(tmp_path / "run", Made(line=invalid))
-    vocabulary = {letter: FIRST + at for at, letter in enumerate("abcde")} | {"END": END, "\ufffd": 0}
-    tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="\ufffd"))
-    tokenizer.pre_tokenizer = Split("", "isolated")
-    (run / "weights" / "step_0").mkdir(parents=True)
-    tokenizer.save(str(run / "weights" / "step_0" / "tokenizer.json"))
-    assert named(run) == []
+    assert named(with_tokenizer(run)) == []
 
 
 @pytest.mark.parametrize("rises", [False, True])
@@ -408,7 +421,12 @@ def test_advantages_other_than_those_of_the_settings_are_named(tmp_path):
     right = Made(settings=settings)
     wrong = replace(right, line=with_outer_baseline, advantages=lambda advantages, rng: advantages + 0.2)
     assert named(make(tmp_path / "right", right)) == []
-    assert named(make(tmp_path / "wrong", wrong)) == ["advantages_misplaced"]
+    run = make(tmp_path / "wrong", wrong)
+    assert named(run) == ["advantages_misplaced"]
+    # a resume at the last step has set other settings, so earlier steps are not compared with them
+    before = {**settings, "orchestrator": {"advantage": {"type": "group", "leave_one_out": True}}}
+    (run / former_config(9)).write_text(json.dumps(before))
+    assert named(run) == []
 
 
 @pytest.mark.parametrize("shown", ["as sampled", "of another"])
@@ -421,12 +439,7 @@ def test_tokens_of_another_reply_of_the_same_length_are_named(tmp_path, shown):
         return {**line, "messages": [asked, {**said, "content": content}]}
 
     run = make(tmp_path / "run", Made(line=recorded))
-    vocabulary = {letter: FIRST + at for at, letter in enumerate("abcde")} | {"END": END, "?": 0}
-    tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="?"))
-    tokenizer.pre_tokenizer = Split("", "isolated")
-    (run / "weights" / "step_0").mkdir(parents=True)
-    tokenizer.save(str(run / "weights" / "step_0" / "tokenizer.json"))
-    assert ("advantages_misplaced" in named(run)) == (shown == "of another")
+    assert ("advantages_misplaced" in named(with_tokenizer(run))) == (shown == "of another")
 
 
 def test_a_policy_that_learned_to_be_silent_is_named(tmp_path):

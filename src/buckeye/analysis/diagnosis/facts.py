@@ -248,12 +248,13 @@ class DiagnosisFacts:
         )
         rollouts = [self.run.text_at(*row[:5]) for row in rows] if self.tokenizer is not None else []
         texts = [str(one.messages[-1].get("content")) for one in rollouts if one is not None and one.messages]
-        if self.tokenizer is None or len(texts) < len(rows) or any("\ufffd" in text for text in texts):
-            return 1.0  # replies with invalid bytes have other tokens than their texts
-        encoded = sum(
-            len(encoding.ids) for encoding in self.tokenizer.encode_batch(texts, add_special_tokens=False)
-        )
-        return sum(row[5] or 0 for row in rows) / encoded if encoded else 1.0
+        if self.tokenizer is None or len(texts) < len(rows):
+            return 1.0
+        # replies with invalid bytes have other tokens than their texts
+        known = [(text, row[5] or 0) for text, row in zip(texts, rows, strict=True) if "\ufffd" not in text]
+        encodings = self.tokenizer.encode_batch([text for text, _ in known], add_special_tokens=False)
+        encoded = sum(len(encoding.ids) for encoding in encodings)
+        return sum(count for _, count in known) / encoded if encoded else 1.0
 
     @cached_property
     def trained_share(self) -> float:

@@ -35,32 +35,46 @@ def grade_again(facts: DiagnosisFacts) -> Iterator[Finding]:
     """Compare recorded rewards with those of newly opened environments, which get the replies in turn.
 
     Two environments get them in the recorded order: if they disagree, grading depends on chance. A third one
-    gets them in reverse: if it disagrees, grading depends on other rollouts. Raise `LookupError` if no
-    rollout can be repeated, because replies call tools or the tasks are gone.
+    gets them in reverse: if it disagrees, grading depends on other rollouts. Raise `LookupError` at the end
+    with the environments whose rollouts cannot be repeated, because replies call tools, tasks are gone, or
+    rollouts do not end in time.
     """
-    settings = facts.run.setting("orchestrator.env") or []
+    settings, untested = facts.run.setting("orchestrator.env") or [], list[str]()
     for env in settings:
-        opened = [_open(env) for _ in range(3)]
-        name = opened[0].name
-        pairs = _repeatable(facts, opened[0], str(env.get("name") or name) if len(settings) > 1 else "%")
-        if len(pairs) < _MIN_ROLLOUTS:
-            raise LookupError(
-                f"of {name}, {len(pairs)} rollouts can be repeated ({_MIN_ROLLOUTS} are needed)"
-            )
-        rewards = asyncio.run(_grade(opened, pairs))
-        recorded = np.array([rollout.reward for _, rollout in pairs], float)
+        opened = _open(env)
+        name = opened.name
+        pairs = _repeatable(facts, opened, str(env.get("name") or name) if len(settings) > 1 else None)
+        rewards = np.empty((3, 0))
+        if len(pairs) >= _MIN_ROLLOUTS:
+            rewards = asyncio.run(_grade([opened, _open(env), _open(env)], pairs))
         known = np.isfinite(rewards).all(0)
-        first, again, reverse = rewards[:, known]
+        if known.sum() < _MIN_ROLLOUTS:
+            untested.append(f"{name}: {known.sum()} of {len(pairs)} rollouts could be repeated")
+            continue
+        recorded = np.array([rollout.reward for _, rollout in pairs], float)
         of = f"of {known.sum()} recorded rollouts of {name}"
-        if other := _differing(first, again):
-            if not facts.has_risen:
-                seen = f"two new environments gave {other} {of} different rewards"
-                yield facts.finding("grader_random", seen, env=str(env["id"]))
-        elif other := _differing(first, reverse):
-            seen = f"a new environment gives {other} {of} another reward if other rollouts came before"
-            yield facts.finding("graded_otherwise", seen)
-        elif other := _differing(first, recorded[known]):
-            yield facts.finding("graded_otherwise", f"a new environment gives {other} {of} another reward")
+        finding = _compare(facts, env, of, rewards[:, known], recorded[known])
+        if finding is not None:
+            yield finding
+    if untested:
+        raise LookupError(f"{'; '.join(untested)} ({_MIN_ROLLOUTS} are needed)")
+
+
+def _compare(
+    facts: DiagnosisFacts, env: Mapping[str, Any], of: str, rewards: Array, recorded: Array
+) -> Finding | None:
+    """Return the finding on the rewards f64[3, N] of new environments, and the recorded ones f64[N]."""
+    first, again, reverse = rewards
+    if other := _differing(first, again):
+        seen = f"two new environments gave {other} {of} different rewards"
+        # a run that learns tolerates the noise of its judge
+        return None if facts.has_risen else facts.finding("grader_random", seen, env=str(env["id"]))
+    if other := _differing(first, reverse):
+        seen = f"a new environment gives {other} {of} another reward if other rollouts came before"
+        return facts.finding("graded_otherwise", seen)
+    if other := _differing(first, recorded):
+        return facts.finding("graded_otherwise", f"a new environment gives {other} {of} another reward")
+    return None
 
 
 def _differing(rewards: Array, others: Array) -> int:
@@ -75,13 +89,14 @@ def _open(env: Mapping[str, Any]) -> Environment:
 
 
 def _repeatable(
-    facts: DiagnosisFacts, environment: Environment, name: str
+    facts: DiagnosisFacts, environment: Environment, name: str | None
 ) -> list[tuple[Task, RecordedRollout]]:
     """Return training rollouts of the whole run with their tasks. Their replies call no tools."""
     tasks = {task.id: task for task in read_tasks(environment, "train")}
     rows = facts.query(
-        "SELECT path, at, bytes, grp, number FROM rollouts WHERE {trained} AND NOT truncated AND env LIKE ? "
-        "ORDER BY step, grp, number",
+        "SELECT path, at, bytes, grp, number FROM rollouts WHERE {trained} AND NOT truncated "
+        "AND (? IS NULL OR env = ?) ORDER BY step, grp, number",
+        name,
         name,
     )
     rollouts = [facts.run.text_at(*row) for row in rows[:: max(1, len(rows) // _ROLLOUTS)]]

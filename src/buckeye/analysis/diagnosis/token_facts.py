@@ -72,11 +72,11 @@ class TokenFacts:
     def is_misplaced(self, tolerance: float) -> bool:
         """Return True if the loss mask has unsampled tokens, or log-probs that belong to another token."""
         has_unsampled = bool(len(self) and self.unsampled.mean() > 0.01)
-        return has_unsampled or self.shifted_by(tolerance) is not None or self.is_unrelated
+        return has_unsampled or self.shifted_by(tolerance) is not None or self.is_random_to_trainer
 
     @cached_property
-    def is_unrelated(self) -> bool:
-        """True if the trainer finds tokens as improbable as random ones, which a trained model sampled.
+    def is_random_to_trainer(self) -> bool:
+        """True if a trained model sampled the tokens, but they look random to the trainer.
 
         Only tokens of the initial weights are compared. Wrong inputs change their log-probs less.
         """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from itertools import chain, combinations, groupby, islice
 from operator import itemgetter
 from typing import Any
@@ -14,6 +15,8 @@ from buckeye.analysis.diagnosis.facts import LEAST_TRAINED, LONG, DiagnosisFacts
 from buckeye.analysis.diagnosis.statistics import SURE, mean_interval, rms, share_interval, slope_interval
 from buckeye.config.rewards import AdvantageConfig, CustomAdvantageConfig
 from buckeye.envs.base import Task
+from buckeye.launch.changed_settings import settings_history
+from buckeye.monitor.finding import Finding
 from buckeye.monitor.rollouts import RecordedRollout, read_rollouts
 from buckeye.orchestrator.advantages import Scored, batch_advantages, shaped_turn_rewards
 from buckeye.runs.trained_step import TrainedStep
@@ -22,8 +25,8 @@ _MIN_TOKENS = 40
 _MIN_PAIRS = 20
 _MAX_PAIRS = 100_000
 _FIRST_UPDATES = 4
-_LEAST_AGREEMENT = 0.08
-"""Cosine of log-prob changes and advantages. Runs that learn have 0.1 to 0.7 in their first updates."""
+_LEAST_AGREEMENT = 0.1
+"""Least mean cosine of log-prob changes and advantages in the first updates of a run that learns."""
 LORA_ALPHA = "trainer.model.experimental.lora.alpha"
 
 
@@ -42,7 +45,7 @@ def unsampled_tokens(facts: DiagnosisFacts) -> Result:
 def shifted_logprobs(facts: DiagnosisFacts) -> Result:
     """Find trainer log-probs that belong to the adjacent token, or are those of random tokens."""
     shifted = facts.tokens.shifted_by(facts.rounding_tolerance)
-    if facts.tokens.is_unrelated:
+    if facts.tokens.is_random_to_trainer:
         gap = rms(facts.tokens.initial_logprob_gap())
         seen = f"trainer and sampler differ by {gap:.3f} nats on the first weights, as if tokens were random"
         return facts.finding("mask_misplaced", seen, facts.early)
@@ -95,42 +98,81 @@ def advantages_against_rewards(facts: DiagnosisFacts) -> Result:
     )
 
 
-def recomputed_advantages(facts: DiagnosisFacts) -> Result:
-    """Find advantages other than those that the settings define for the recorded rewards."""
-    found = facts.run.setting("orchestrator")
-    if not found or "advantage" not in found:
-        return None
-    try:
-        settings = _ADVANTAGE.validate_python(found["advantage"])
-    except ValidationError:  # settings of another version of Buckeye
-        return None
-    if isinstance(settings, CustomAdvantageConfig):
-        return None
-    wrong, count = list[tuple[int, int]](), 0
+def misplaced_advantages(facts: DiagnosisFacts) -> Result:
+    """Find advantages that the settings do not define, or that are at other rollouts, turns or tokens."""
+    settings, since = _advantage_settings(facts)
+    groups, samples = dict[tuple[int, int], bool](), dict[Place, bool]()
     for kept in facts.batches:
-        groups = defaultdict[int, list[RecordedRollout]](list)
-        for rollout in _trained_rollouts(facts, kept):
-            groups[rollout.group].append(rollout)
-        expected = batch_advantages([list(map(_as_scored, group)) for group in groups.values()], settings)
-        for (number, group), advantages in zip(groups.items(), expected, strict=True):
-            count += 1
-            recorded = list(chain.from_iterable(rollout.advantages or () for rollout in group))
-            theirs = np.array(list(chain.from_iterable(advantages)))
-            if len(recorded) != len(theirs) or not np.allclose(recorded, theirs, rtol=1e-3, atol=1e-5):
-                wrong.append((kept.batch.step, number))
-    what = "groups have other advantages than the settings define for their rewards"
+        recorded = _trained_rollouts(facts, kept)
+        if settings is not _UNKNOWN and kept.batch.step >= since:
+            groups |= _recompute(recorded, settings, kept.batch.step)
+        samples |= _compare_samples(facts, kept, recorded)
+    found = [
+        _wrong_finding(
+            facts, groups, 10, "groups have other advantages than the settings define for their rewards"
+        ),
+        _wrong_finding(
+            facts, samples, 20, "samples have an advantage or tokens that differ from those of their rollout"
+        ),
+    ]
+    findings = [one for one in found if isinstance(one, Finding)]
+    return findings[0] if findings else "; ".join(one for one in found if isinstance(one, str)) or None
+
+
+def _wrong_finding(facts: DiagnosisFacts, is_wrong: Mapping[Any, bool], least: int, what: str) -> Result:
+    wrong = [place for place, wrong in is_wrong.items() if wrong]
     return facts.share_finding(
-        "advantages_misplaced", wrong, count, what, most=0.05, least=10, confidence="sure"
+        "advantages_misplaced",
+        wrong,
+        len(is_wrong),
+        what,
+        most=0.05,
+        least=least,
+        errors=SURE,
+        confidence="sure",
     )
 
 
 _ADVANTAGE = TypeAdapter[Any](AdvantageConfig | None)
+_UNKNOWN = object()
+
+
+def _advantage_settings(facts: DiagnosisFacts) -> tuple[Any, int]:
+    """Return the settings of advantages, `_UNKNOWN` if they cannot be applied, and their first step."""
+    key, settings = "orchestrator.advantage", facts.run.setting("orchestrator") or {}
+    since = max((one.step for one in settings_history(facts.run.path) if one.key.startswith(key)), default=0)
+    try:
+        found = _ADVANTAGE.validate_python(settings["advantage"])
+    except (KeyError, ValidationError):  # settings of another version of Buckeye
+        return _UNKNOWN, since
+    return _UNKNOWN if isinstance(found, CustomAdvantageConfig) else found, since
 
 
 def _trained_rollouts(facts: DiagnosisFacts, kept: TrainedStep) -> list[RecordedRollout]:
-    """Return the recorded rollouts of a batch; none if it is of another attempt."""
-    recorded, _ = read_rollouts(facts.run.path, kept.batch.step) if kept.origins else ([], 0)
+    """Return the recorded rollouts of a batch; none if some are unreadable, or of another attempt."""
+    recorded, unreadable = read_rollouts(facts.run.path, kept.batch.step) if kept.origins else ([], 0)
+    if unreadable:
+        return []
     return [one for one in recorded if one.dropped is None and not one.retried and one.reward is not None]
+
+
+def _recompute(recorded: Sequence[RecordedRollout], settings: Any, step: int) -> dict[tuple[int, int], bool]:
+    """Return, by step and group, True if the advantages are not those of the rewards."""
+    groups = defaultdict[int, list[RecordedRollout]](list)
+    for rollout in recorded:
+        groups[rollout.group].append(rollout)
+    expected = batch_advantages([list(map(_as_scored, group)) for group in groups.values()], settings)
+    return {
+        (step, number): not _are_equal(
+            list(chain.from_iterable(rollout.advantages or () for rollout in group)),
+            list(chain.from_iterable(advantages)),
+        )
+        for (number, group), advantages in zip(groups.items(), expected, strict=True)
+    }
+
+
+def _are_equal(values: Sequence[float] | np.ndarray, others: Sequence[float] | np.ndarray) -> bool:
+    return len(values) == len(others) and np.allclose(values, others, rtol=1e-3, atol=1e-5)
 
 
 def _as_scored(rollout: RecordedRollout) -> Scored:
@@ -148,37 +190,29 @@ def _as_scored(rollout: RecordedRollout) -> Scored:
     )
 
 
-def misplaced_advantages(facts: DiagnosisFacts) -> Result:
-    """Find samples with advantages of another rollout or turn, or with tokens of another rollout."""
-    wrong, count = list[Place](), 0
-    for kept in facts.batches:
-        recorded = {(one.group, one.number): one for one in _trained_rollouts(facts, kept)}
-        turns, groups = kept.turns(), defaultdict[int, list[tuple[Place, int, int]]](list)
-        for sample, origin, start in zip(kept.batch.samples, kept.origins, kept.starts, strict=False):
-            rollout = recorded.get(origin[:2])
-            if (
-                rollout is None
-                or not rollout.advantages
-                or rollout.turns_branched
-                or not sample.loss_mask.any()
-            ):
-                continue
-            place, mask = (kept.batch.step, *origin[:2]), sample.loss_mask
-            at = turns[start : start + len(mask)][mask]
-            expected = np.array(rollout.advantages)[np.minimum(at, len(rollout.advantages) - 1)]
-            count += 1
-            wrong += [place] if not np.allclose(sample.advantages[mask], expected, 1e-3, 1e-5) else []
-            if rollout.turns == 1:
-                groups[origin[0]].append((place, int(mask.sum()), rollout.completion_tokens))
-                wrong += [place] if _is_other_reply(facts, rollout, sample.token_ids[mask].tolist()) else []
-        for members in groups.values():
-            _, trained, sampled = zip(*members, strict=True)
-            if sorted(trained) == sorted(sampled):  # the same lengths, perhaps in another order
-                wrong += [place for place, ours, theirs in members if ours != theirs]
-    what = "samples have an advantage or tokens that differ from those of their rollout"
-    return facts.share_finding(
-        "advantages_misplaced", wrong, count, what, most=0.05, least=20, errors=SURE, confidence="sure"
-    )
+def _compare_samples(
+    facts: DiagnosisFacts, kept: TrainedStep, recorded: Sequence[RecordedRollout]
+) -> dict[Place, bool]:
+    """Return, by place, True if a sample has advantages or tokens that its rollout does not have."""
+    rollouts = {(one.group, one.number): one for one in recorded if one.advantages and not one.turns_branched}
+    turns, found = kept.turns(), dict[Place, bool]()
+    lengths = defaultdict[int, list[tuple[Place, int, int]]](list)
+    for sample, origin, start in zip(kept.batch.samples, kept.origins, kept.starts, strict=False):
+        rollout, mask = rollouts.get(origin[:2]), sample.loss_mask
+        if rollout is None or not rollout.advantages or not mask.any():
+            continue
+        place = (kept.batch.step, *origin[:2])
+        at = np.minimum(turns[start : start + len(mask)][mask], len(rollout.advantages) - 1)
+        is_equal = _are_equal(sample.advantages[mask], np.array(rollout.advantages)[at])
+        found[place] = found.get(place, False) or not is_equal
+        if rollout.turns == 1:
+            lengths[origin[0]].append((place, int(mask.sum()), rollout.completion_tokens))
+            found[place] |= _is_other_reply(facts, rollout, sample.token_ids[mask].tolist())
+    for members in lengths.values():
+        _, trained, sampled = zip(*members, strict=True)
+        if sorted(trained) == sorted(sampled):  # the same lengths, perhaps in another order
+            found |= {place: True for place, ours, theirs in members if ours != theirs}
+    return found
 
 
 def _is_other_reply(facts: DiagnosisFacts, rollout: RecordedRollout, sampled: list[int]) -> bool:
@@ -323,11 +357,13 @@ def noise_normalized(facts: DiagnosisFacts) -> Result:
 
     Dividing by the standard deviation of a group makes any difference large.
     """
+    if facts.run.setting("orchestrator.advantage.std_norm") != "local":
+        return None
     rows = facts.query(
         "SELECT max(reward) - min(reward) spread, sum(abs(advantage)), step, grp FROM rollouts "
         "WHERE {trained} AND dropped IS NULL AND advantage IS NOT NULL GROUP BY step, grp HAVING spread > 0"
     )
-    if facts.run.setting("orchestrator.advantage.std_norm") != "local" or len(rows) < _MIN_PAIRS:
+    if len(rows) < _MIN_PAIRS:
         return None
     widest = max(row[0] for row in rows)
     small = [row for row in rows if row[0] < 0.01 * widest]
@@ -355,15 +391,12 @@ def updates_miss_advantages(facts: DiagnosisFacts) -> Result:
 
     This is evidence only if no other link is broken, so it is not in `CHECKS`.
     """
-    values = list(facts.values("trainer/update/agreement").values())[:_FIRST_UPDATES]
-    if (
-        len(values) < 3
-        or facts.outcome is None
-        or not facts.outcome.is_flat
-        or np.mean(values) > _LEAST_AGREEMENT
-    ):
+    outcome, values = facts.outcome, list(facts.values("trainer/update/agreement").values())[:_FIRST_UPDATES]
+    if outcome is None or not outcome.is_flat or outcome.steps < LONG or len(values) < 3:
         return None
-    seen = f"the first updates agree only {np.mean(values):+.2f} with the advantages, and {facts.outcome}"
+    if mean_interval(values, 2.0)[1] > _LEAST_AGREEMENT:
+        return None
+    seen = f"the first updates agree only {np.mean(values):+.2f} with the advantages, and {outcome}"
     return facts.finding("update_against_advantages", seen)
 
 
@@ -371,7 +404,6 @@ CHECKS = (
     unsampled_tokens,
     shifted_logprobs,
     advantages_against_rewards,
-    recomputed_advantages,
     misplaced_advantages,
     untrained_tokens,
     kl_of_the_wrong_sign,

@@ -43,6 +43,8 @@ def evaluated_otherwise(facts: DiagnosisFacts) -> Result:
     """Find conditions of the evaluation that training lacks: prompts, arguments, limits."""
     trains = {str(env.get("id")): env for env in facts.run.setting("orchestrator.env") or []}
     evals = facts.run.setting("orchestrator.eval.env") or []
+    if facts.evaluates_other_tasks:
+        return "evaluations are of other tasks than training, so they are not compared"
     if not trains or not facts.evaluations:
         return None
     if (truncated := _truncated_evaluations(facts)) is not None:

@@ -126,9 +126,11 @@ def sometimes_random(facts: DiagnosisFacts) -> Result:
     A judge with noise gives nearly all of them different rewards; state that rollouts share changes some.
     This is evidence only if no other link is broken, so it is not in `CHECKS`.
     """
+    if facts.outcome is None or not facts.outcome.is_flat:
+        return None
     rows, other = _repeated_replies(facts)
     low, high = share_interval(len(other), len(rows), 2.0)
-    if facts.outcome is None or not facts.outcome.is_flat or low < 0.05 or high > _NEARLY_ALL:
+    if low < 0.05 or high > _NEARLY_ALL:
         return None
     seen = f"{len(other)} of {len(rows)} repeated replies got different rewards"
     return facts.finding("grader_random", seen, *other[-1][4:])
@@ -278,10 +280,12 @@ def component_outweighed(facts: DiagnosisFacts) -> Result:
 
 def settled_below_best(facts: DiagnosisFacts) -> Result:
     """Find a policy that nearly always gets one reward in the end, and got higher ones at first."""
-    rows = facts.query("SELECT round(reward, 6), step FROM rollouts WHERE {trained}")
-    late = [reward for reward, step in rows if step > facts.last - RECENT]
-    first = [reward for reward, step in rows if step <= facts.early]
-    if not facts.has_risen or min(len(late), len(first)) < 40:
+    if not facts.has_risen:
+        return None
+    rewards = "SELECT round(reward, 6) FROM rollouts WHERE {trained} AND step"
+    late = [reward for (reward,) in facts.query(f"{rewards} > ?", facts.last - RECENT)]
+    first = [reward for (reward,) in facts.query(f"{rewards} <= ?", facts.early)]
+    if min(len(late), len(first)) < 40:
         return None
     usual, count = Counter(late).most_common(1)[0]
     above = sum(reward > usual for reward in first)

@@ -147,7 +147,8 @@ def answer_in_prompt(facts: DiagnosisFacts) -> Result:
 def _evaluations_hide_answers(facts: DiagnosisFacts) -> bool:
     """Return True if few of the evaluation's answers with the highest reward are in their prompts."""
     rows = facts.query("SELECT reward, echoes FROM rollouts WHERE {evaluated} AND echoes IS NOT NULL")
-    paid = [echoes for reward, echoes in rows if reward >= max(row[0] for row in rows) - _EQUAL]
+    best = max((reward for reward, _ in rows), default=0.0)
+    paid = [echoes for reward, echoes in rows if reward >= best - _EQUAL]
     return len(paid) >= _MIN_PROMPTS and share_interval(sum(paid), len(paid), 2.0)[1] < 0.5
 
 
@@ -238,11 +239,13 @@ def incomplete_prompts(facts: DiagnosisFacts) -> Result:
 
     This is evidence only if no other link is broken, so it is not in `CHECKS`.
     """
+    if facts.outcome is None or not facts.outcome.is_flat:
+        return None
     ((tasks, prompts, turns, task),) = facts.query(
         "SELECT count(DISTINCT env || task), count(DISTINCT env || prompt), max(turns), min(task) "
         "FROM rollouts WHERE {trained} AND prompt IS NOT NULL"
     )
-    if facts.outcome is None or not facts.outcome.is_flat or turns != 1 or prompts > 0.5 * tasks:
+    if turns != 1 or prompts > 0.5 * tasks:
         return None
     seen = f"{tasks} tasks have {counted(prompts, 'different prompt')}, and the reward does not rise"
     return facts.finding("prompt_incomplete", seen, facts.early, task=task)
