@@ -321,9 +321,9 @@ class LocalServer:
 
 
 @asynccontextmanager
-async def client_of(server, model):
+async def client_of(server, model, **settings):
     async with InferenceClient(
-        [server.url], api_key=server.key, timeout=HANG, model=str(model.directory)
+        [server.url], api_key=server.key, timeout=HANG, model=str(model.directory), **settings
     ) as client:
         await client.wait_ready(60)
         yield client

@@ -115,11 +115,25 @@ def test_the_end_of_the_context_ends_a_sequence(qwen3, engine):
     assert torch.tensor(sequence.logprobs) == near(expected)
 
 
-def swap(engine, model, version):
+def swap(engine, model, version, **settings):
     engine.pause("keep")
-    installed = engine.install_weights(Checkpoint(model.directory), version)
+    installed = engine.install_weights(Checkpoint(model.directory), version, **settings)
     engine.resume()
     done(engine, installed)
+
+
+def test_new_weights_keep_the_cache_of_running_sequences(make_model, engine):
+    """Their keys are those of the old weights. A new sequence with their prompt does not reuse these keys."""
+    new = make_model("qwen3", seed=1)
+    running, later = sample(seed=1), sample(seed=2)
+    engine.submit([running])
+    steps(engine, 8)
+    prefilled = engine.counters["prefill_tokens"]
+    swap(engine, new, 17, keep_kv_cache=True)
+    finish(engine, later)
+    assert engine.counters["prefill_tokens"] == prefilled + len(PROMPT) - 1
+    assert later.logprobs == near(new.logprobs(PROMPT, later.token_ids).tolist())
+    assert running.logprobs[8:] != near(new.logprobs(PROMPT, running.token_ids)[8:].tolist())
 
 
 def test_new_weights_in_mid_generation(make_model, engine):

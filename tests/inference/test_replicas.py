@@ -64,9 +64,11 @@ class FakeReplica(Fake):
             }
         )
 
-    def _workers(self, _):
+    def _workers(self, body):
         if not self.healthy:
             return 503, {}
+        if json.loads(body)["method"] == "buckeye_verify":
+            return 200, {"results": [""]}
         worker = {"process": self.process, "checksum": self.checksum, "incoming": self.incoming}
         worker["max_num_seqs"] = self.max_num_seqs
         return 200, {"results": [worker | {"dtype": "float32"}]}

@@ -258,7 +258,7 @@ class TestRealVllm:
         async with client_of(vllm_server, old) as client:
             before = await client.generate(prompt, params)
             running = asyncio.create_task(  # only waves are seeded
-                client.generate_batch([other], SamplingParams(max_tokens=110, seed=2))
+                client.generate_batch([other], SamplingParams(max_tokens=120, seed=2))
             )
             await asyncio.sleep(0.02)
             await client.update_weights(path, 7, checksum)
@@ -269,10 +269,34 @@ class TestRealVllm:
         assert torch.tensor(after.logprobs) == near(new.logprobs(prompt, after.token_ids))
         assert set(after.versions) == {7}
         assert sorted(set(running.versions)) == [0, 7]
-        assert len(running.token_ids) == 110
+        assert len(running.token_ids) == 120
         changed = running.versions.index(7)
         own = new.logprobs(other, running.token_ids)[changed:]
         assert torch.tensor(running.logprobs[changed:]) == near(own)
+
+    async def test_an_update_can_keep_the_keys_of_running_requests(self, vllm_server, tied, tmp_path):
+        """Their log-probs then differ from those of the new weights. New requests reuse no old keys."""
+        old, new = tied
+        path, prompt = publish(old, tmp_path, 8), [40 + i % 200 for i in range(132)]
+        async with client_of(vllm_server, old, keep_kv_cache=True) as client:
+            await client.generate(prompt, SamplingParams(max_tokens=24))
+            checksum = read_weights_manifest(path).checksum
+            update = asyncio.create_task(client.update_weights(path, 8, checksum))
+            running = []
+            while not update.done():
+                running.append(
+                    asyncio.create_task(client.generate(prompt[:40], SamplingParams(max_tokens=120)))
+                )
+                await asyncio.sleep(0.02)
+            replies = [await reply for reply in running]
+            after = await client.generate(prompt, SamplingParams(max_tokens=24))
+            path = publish(new, tmp_path, 7)
+            await client.update_weights(path, 7, read_weights_manifest(path).checksum)
+        assert torch.tensor(after.logprobs) == near(old.logprobs(prompt, after.token_ids))
+        (spanning, *_) = [reply for reply in replies if set(reply.versions) == {7, 8}]
+        changed = spanning.versions.index(8)
+        own = old.logprobs(prompt[:40], spanning.token_ids)[changed:]
+        assert torch.tensor(spanning.logprobs[changed:]) != near(own)
 
     @pytest.mark.parametrize(
         ("spoil", "message"),

@@ -1,13 +1,14 @@
 """A model divided among ranks trains as on one rank: FSDP, replicas, tensor parallelism, resume."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Qwen3Config
 
 from buckeye.base.faults import FAULTS, FAULTS_DONE
@@ -18,7 +19,7 @@ from buckeye.launch.preflight.model import fetch_model
 from buckeye.monitor.metrics import read_run_metrics
 from buckeye.trainer.output.checkpoint_export import ComparisonTexts, write_model
 from buckeye.trainer.output.state import OPTIMIZER_DIRECTORY
-from buckeye.trainer.parallel.shards import load_shards
+from buckeye.trainer.parallel.shards import can_load_shards, load_shards
 from buckeye.trainer.rl import run_trainer
 from buckeye.trainer.sft import run_sft
 from buckeye.transport.batches import Batch, Sample, write_batch
@@ -241,11 +242,23 @@ def test_run_resumes_with_another_number_of_ranks(tmp_path, uneven_model, batche
     assert_same_run(straight, moved, tolerance=TOLERANCE[kind])
 
 
+def test_shards_are_loaded_from_files_with_every_parameter(uneven_model, tmp_path):
+    shutil.copytree(uneven_model, tmp_path / "model")
+    assert can_load_shards(str(tmp_path / "model"))
+    tensors = load_file(tmp_path / "model" / "model.safetensors")
+    renamed = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}  # as in older files
+    save_file(renamed, tmp_path / "model" / "model.safetensors")
+    assert not can_load_shards(str(tmp_path / "model"))
+    (tmp_path / "model" / "model.safetensors").unlink()
+    assert not can_load_shards(str(tmp_path / "model"))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("division", [{"sharding": "full"}, {"tp": 2}])
-def test_load_using_meta_gives_equal_weights(tmp_path, uneven_model, batches, division):
+@pytest.mark.parametrize("by_shards", [True, False])
+def test_loading_by_shards_gives_equal_weights(tmp_path, uneven_model, batches, division, by_shards):
     train(uneven_model, tmp_path / "one", batches)
-    division = {**division, "load_using_meta": True}
+    division = {**division, "load_using_meta": by_shards}
     train(uneven_model, tmp_path / "two", batches, ranks=2, division=division, max_async_level=STEPS)
     first, source = weights(tmp_path / "two", 0), load_file(uneven_model / "model.safetensors")
     assert first.keys() == source.keys()

@@ -95,6 +95,9 @@ class OrchestratorConfig(BaseConfig):
     max_off_policy_steps: NonNegativeInt = 8
     """Maximum age of a trained token, in steps. If a running group would be too old for the next batch, the
     current batch waits for the group and includes it. Always 0 in a synchronous run."""
+    keep_kv_cache: bool = False
+    """Let running rollouts keep their keys and values when the engines get new weights. False: the engines
+    recompute them, which takes seconds for long contexts, and log-probs are exactly those of the weights."""
     oversampling_factor: Annotated[float, Field(ge=1)] = 1.0
     """Number of groups to run, relative to the groups that batches need. If more groups finish than needed,
     the first ones are used. This favors short rollouts. The metrics collection/bias/... show by how much."""

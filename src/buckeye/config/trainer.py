@@ -93,8 +93,8 @@ class ModelConfig(BaseConfig):
     """Number of replicas of the sharded model. Each has 1/dp_replicate of the ranks."""
     tp: PositiveInt = 1
     """Number of ranks that share the heads and hidden units of each layer (tensor parallelism)."""
-    load_using_meta: bool = False
-    """Load only the shards of a rank on each rank of a sharded model."""
+    load_using_meta: bool | None = None
+    """Load only the shards of a rank on each rank of a sharded model. None: if the model's files allow it."""
     reduce_dtype: Dtype = "float32"
     """Data type for the sum of gradients over ranks."""
     experimental: ExperimentalConfig = ExperimentalConfig()

@@ -91,6 +91,7 @@ class Orchestrator:
             timeout=config.client.timeout,
             model=config.model.name,
             recovery_timeout=_STARTUP_TIMEOUT,
+            keep_kv_cache=config.keep_kv_cache,
             on_restart_needed=self.broken_servers.report,
         )
         self.state = self._initial_state()

@@ -28,7 +28,7 @@ from buckeye.trainer.output.hf_directory import read_tokenizer_files
 from buckeye.trainer.output.state import load_state
 from buckeye.trainer.parallel.fsdp import offloads, shard_policy
 from buckeye.trainer.parallel.ranks import Ranks, join_ranks, local_rank
-from buckeye.trainer.parallel.shards import empty_policy, load_policy_shards
+from buckeye.trainer.parallel.shards import can_load_shards, empty_policy, load_policy_shards
 from buckeye.transport.checkpoint import (
     MODEL_DIRECTORY,
     CheckpointInfo,
@@ -157,10 +157,12 @@ def _load_policy(source: str, config: TrainerConfig | SFTConfig, ranks: Ranks) -
     model, flash, sharded = config.model, config.model.attn != "sdpa", ranks.mesh is not None
     dtype = model.compute_dtype
     resumed = source != model.name  # a checkpoint has every parameter by its name in the model
-    if sharded and (model.load_using_meta or resumed):
+    frozen, by_shards = model.experimental.lora is not None, model.load_using_meta or resumed
+    if sharded and model.load_using_meta is None and not frozen and model.adapter is None:
+        by_shards = by_shards or can_load_shards(source)
+    if sharded and by_shards:
         policy = empty_policy(source, ranks.device, flash=flash, compute_dtype=dtype)
     else:
-        frozen = model.experimental.lora is not None
         policy = load_policy(
             source, ranks.device, flash=flash, sharded=sharded, compute_dtype=dtype, frozen=frozen
         )

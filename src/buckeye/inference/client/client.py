@@ -89,7 +89,8 @@ class InferenceClient:
     reply within `heartbeat_timeout` seconds, and retries the server's requests on other servers. It uses the
     server again when the server replies and has the newest weights. If all servers are excluded for
     `recovery_timeout` seconds, sampling fails. The client calls `on_restart_needed(url, reason)` for a server
-    that runs but must be restarted.
+    that runs but must be restarted. With `keep_kv_cache`, running requests keep their keys and values at an
+    update of the weights.
     """
 
     def __init__(
@@ -101,6 +102,7 @@ class InferenceClient:
         model: str,
         recovery_timeout: float = _RECOVERY_SECONDS,
         heartbeat_timeout: float = _HEARTBEAT_SECONDS,
+        keep_kv_cache: bool = False,
         on_restart_needed: Callable[[str, str], None] = lambda url, reason: None,
     ) -> None:
         if not base_urls:
@@ -128,6 +130,7 @@ class InferenceClient:
             heartbeat_timeout=heartbeat_timeout,
             on_restart_needed=on_restart_needed,
         )
+        self._keep_kv_cache = keep_kv_cache
         self._requeued = 0
 
     async def __aenter__(self) -> InferenceClient:
@@ -212,7 +215,14 @@ class InferenceClient:
         server is compared with the canary after this method returns. A server that fails is excluded. Raise
         `InferenceError` if all servers fail, or if no server comes up in time.
         """
-        target = TargetWeights(path=path, version=version, checksum=checksum, canary=canary, adapter=adapter)
+        target = TargetWeights(
+            path=path,
+            version=version,
+            checksum=checksum,
+            canary=canary,
+            adapter=adapter,
+            keep_kv_cache=self._keep_kv_cache,
+        )
         await self._fleet.update(target)
 
     def metrics(self) -> dict[str, float]:

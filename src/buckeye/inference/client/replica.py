@@ -213,6 +213,8 @@ class Replica:
         body: dict[str, Any] = {"token_ids": list(prompt_ids), **named}
         body["sampling_params"] = {**sampling, "logprobs": 0}
         version = self.version
+        if self.is_vllm:  # vLLM must not reuse the prompts that older weights have computed
+            body["cache_salt"] = str(version)
         reply = await self._call_model(route, body)
         generation = self.parse_reply(route, lambda: parse_generation(reply["choices"][0]))
         self._check_versions(generation, version)

@@ -7,6 +7,7 @@ import contextlib
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from buckeye.base.request_gate import is_loopback
@@ -17,6 +18,7 @@ from buckeye.transport.weights import Canary
 
 _ARRIVAL_SECONDS = 600.0
 _ARRIVAL_POLL_SECONDS = 0.05
+_VERIFIED_POLL_SECONDS = 0.005
 
 ADAPTER = "buckeye-adapter"
 """Name under which servers load the LoRA adapter of a run."""
@@ -24,13 +26,17 @@ ADAPTER = "buckeye-adapter"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TargetWeights:
-    """Weights that all servers must load. If `adapter`, `path` has a LoRA adapter for the initial model."""
+    """Weights that all servers must load. If `adapter`, `path` has a LoRA adapter for the initial model.
+
+    With `keep_kv_cache`, running requests keep the keys and values that older weights have computed.
+    """
 
     path: Path
     version: int
     checksum: str
     canary: Canary | None
     adapter: bool = False
+    keep_kv_cache: bool = False
 
 
 async def load_weights(replica: Replica, target: TargetWeights) -> None:
@@ -39,12 +45,15 @@ async def load_weights(replica: Replica, target: TargetWeights) -> None:
     Raise `InferenceError` unless all workers of the server report the new version and checksum.
     """
     await _wait_for_arrival(replica, target)
+    if replica.is_vllm:
+        await _verify_in_workers(replica, target)
     try:
         # The embedded engine replaces complete weights and their version together, between two steps. vLLM
         # replaces weights while it reads them. An adapter gets its version after it is loaded. So vLLM and
-        # adapters need a pause. Without clear_cache, requests would use cached keys of the old weights.
+        # adapters need a pause. With clear_cache, vLLM recomputes the keys and values of running requests.
         if replica.is_vllm or target.adapter:
-            await replica.call("POST", "/pause?mode=keep&clear_cache=true")
+            clears = "false" if target.keep_kv_cache else "true"
+            await replica.call("POST", f"/pause?mode=keep&clear_cache={clears}")
         await (_load_adapter(replica, target) if target.adapter else _load_weights(replica, target))
     except BaseException:
         with contextlib.suppress(InferenceError):  # the caller needs the first error
@@ -91,6 +100,31 @@ async def _wait_for_arrival(replica: Replica, target: TargetWeights) -> None:
         await asyncio.sleep(_ARRIVAL_POLL_SECONDS)
 
 
+async def _verify_in_workers(replica: Replica, target: TargetWeights) -> None:
+    """Wait until vLLM's workers have verified the files of the target, while they sample."""
+    deadline, pause = time.monotonic() + _ARRIVAL_SECONDS, _VERIFIED_POLL_SECONDS
+    while None in (problems := await _verification_problems(replica, target.path)):
+        if time.monotonic() > deadline:
+            raise InferenceError(
+                f"weights version {target.version} were not verified within {_ARRIVAL_SECONDS:.0f} s",
+                code="BK-WEIGHTS-TIMEOUT",
+                at=replica.url,
+                hint=f"check how fast that host reads {target.path}",
+            )
+        await asyncio.sleep(pause)
+        pause = min(2 * pause, 1.0)
+    for problem in filter(None, problems):
+        message = f"the server cannot load the weights {target.checksum[:12]}: {problem}"
+        raise InferenceError(message, code="BK-WEIGHTS-UPDATE", at=replica.url)
+
+
+async def _verification_problems(replica: Replica, path: Path) -> list[str | None]:
+    """Return for each worker None while it verifies, then "" or the reason why it cannot load the weights."""
+    call = {"method": "buckeye_verify", "args": [str(path.absolute())]}
+    reply = await replica.call("POST", "/collective_rpc", call)
+    return replica.parse_reply("/collective_rpc", lambda: list(reply["results"]))
+
+
 async def run_canary(
     replica: Replica, target: TargetWeights, canary: Canary, previous: CanaryResult | None
 ) -> CanaryResult | None:
@@ -114,7 +148,10 @@ async def _load_weights(replica: Replica, target: TargetWeights) -> None:
     await replica.call("POST", "/start_weight_update")
     await replica.call("POST", "/update_weights", {"update_info": {"path": str(target.path.absolute())}})
     await _check_incoming(replica, target)
-    await replica.call("POST", "/finish_weight_update", {"weight_version": str(target.version)})
+    body: dict[str, Any] = {"weight_version": str(target.version)}
+    if not replica.is_vllm:
+        body["keep_kv_cache"] = target.keep_kv_cache
+    await replica.call("POST", "/finish_weight_update", body)
 
 
 async def _load_adapter(replica: Replica, target: TargetWeights) -> None:
@@ -123,6 +160,7 @@ async def _load_adapter(replica: Replica, target: TargetWeights) -> None:
         await _load_adapter_into_vllm(replica, path)
     else:
         body = {"lora_name": ADAPTER, "lora_path": path, "load_inplace": True}
+        body["keep_kv_cache"] = target.keep_kv_cache
         await replica.call("POST", "/v1/load_lora_adapter", body)
     await replica.call("POST", "/update_weight_version", {"new_version": str(target.version)})
 

@@ -92,14 +92,16 @@ class Engine:
         """Resume decoding after a pause."""
         return self._commands.call(self._resume)
 
-    def install_weights(self, new: ModelWeights | Checkpoint, version: int) -> Future[None]:
+    def install_weights(
+        self, new: ModelWeights | Checkpoint, version: int, *, keep_kv_cache: bool = False
+    ) -> Future[None]:
         """Replace the weights between two decode steps.
 
         `new` is the result of `DecoderWeights.prepare`. If `new` is a checkpoint, the engine reads it first.
-        Tokens sampled afterwards have `version`. The engine recomputes the keys and values of running
-        sequences with the new weights, and removes all cached prefixes.
+        Tokens sampled afterwards have `version`. The engine removes all cached prefixes, and recomputes the
+        keys and values of running sequences with the new weights, unless `keep_kv_cache`.
         """
-        return self._commands.call(partial(self._install_weights, new, version))
+        return self._commands.call(partial(self._install_weights, new, version, keep_kv_cache))
 
     def set_version(self, version: int) -> Future[None]:
         """Set the version of the current weights. Tokens sampled afterwards have this version."""
@@ -390,9 +392,9 @@ class Engine:
     def _resume(self) -> None:
         self._state = "running"
 
-    def _install_weights(self, new: ModelWeights | Checkpoint, version: int) -> None:
+    def _install_weights(self, new: ModelWeights | Checkpoint, version: int, keep_kv_cache: bool) -> None:
         self._clear_prefixes()
-        self._stale_cache = True
+        self._stale_cache = not keep_kv_cache
         self.decoder.weights.load(new)
         self._set_version(version)
 

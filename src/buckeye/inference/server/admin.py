@@ -144,7 +144,9 @@ class WeightUpdate:
             )
         weights, manifest = self._checked
         version = _parse_version(body.weight_version, manifest.step, "weight_version")
-        await asyncio.wrap_future(service.engine.install_weights(weights, version))
+        await asyncio.wrap_future(
+            service.engine.install_weights(weights, version, keep_kv_cache=body.keep_kv_cache)
+        )
         service.checksum, service.adapter = manifest.checksum, None
         self._checked = None
         return json_response({"status": "finished", "weight_version": str(version)})
@@ -218,7 +220,7 @@ class AdapterRoutes:
             _check_adapter_name(service, body)
             folder = _weights_folder(service, body.lora_path)
             checkpoint = await asyncio.to_thread(AdaptedCheckpoint, service.directory, folder)
-            await _install(service, checkpoint)
+            await _install(service, checkpoint, keep_kv_cache=body.keep_kv_cache)
             service.checksum, service.adapter = checkpoint.checksum, body.lora_name
         return json_response({"status": "loaded", "checksum": checkpoint.checksum})
 
@@ -250,11 +252,13 @@ def _check_adapter_name(service: Service, body: LoadAdapterRequest) -> None:
         )
 
 
-async def _install(service: Service, checkpoint: Checkpoint) -> None:
+async def _install(service: Service, checkpoint: Checkpoint, *, keep_kv_cache: bool = False) -> None:
     """Replace the engine's weights and keep their version."""
     weights = service.engine.decoder.weights
     prepared = await asyncio.to_thread(weights.prepare, checkpoint)
-    await asyncio.wrap_future(service.engine.install_weights(prepared, service.engine.version))
+    await asyncio.wrap_future(
+        service.engine.install_weights(prepared, service.engine.version, keep_kv_cache=keep_kv_cache)
+    )
 
 
 async def abort_requests(service: Service, request: Request) -> Response:

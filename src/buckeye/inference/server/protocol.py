@@ -52,9 +52,13 @@ class UpdateRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class FinishUpdateRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """POST /finish_weight_update."""
+    """POST /finish_weight_update.
+
+    With `keep_kv_cache`, running requests keep the keys and values that the old weights have computed.
+    """
 
     weight_version: str | int | None = None
+    keep_kv_cache: bool = False
 
 
 class WeightVersionRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -82,12 +86,14 @@ class LoadAdapterRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=Tru
     """POST /v1/load_lora_adapter.
 
     `lora_path` is a directory in peft's format. Requests use `lora_name` as the name of the model. With
-    `load_inplace`, the adapter replaces a loaded adapter with this name.
+    `load_inplace`, the adapter replaces a loaded adapter with this name. With `keep_kv_cache`, running
+    requests keep the keys and values that the old weights have computed.
     """
 
     lora_name: Annotated[str, Meta(min_length=1)]
     lora_path: Annotated[str, Meta(min_length=1)]
     load_inplace: bool = False
+    keep_kv_cache: bool = False
 
 
 class UnloadAdapterRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

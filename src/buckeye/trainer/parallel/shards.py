@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.tensor import DTensor
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import cached_file
 
 from buckeye.base.disk import is_disk_full
@@ -95,15 +95,31 @@ def empty_policy(
 
     Raise `UsageError` if the model does not exist or cannot be trained.
     """
+    return make_policy(_empty_model(name), name, device, flash=flash, compute_dtype=compute_dtype)
+
+
+def _empty_model(name: str) -> PreTrainedModel:
     config = read_trainable_config(name)
     try:
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(
+            model: PreTrainedModel = AutoModelForCausalLM.from_config(
                 config, dtype=torch.float32, attn_implementation=PACKED_ATTENTION
             )
     except Exception as error:  # transformers raises arbitrary exceptions for an incomplete model directory
         raise model_load_error(name, error) from error
-    return make_policy(model, name, device, flash=flash, compute_dtype=compute_dtype)
+    return model
+
+
+def can_load_shards(name: str) -> bool:
+    """Return True if the safetensors files of a model have every parameter by its name in the model.
+
+    The model must have no buffers but the frequencies of the rotary embedding, which are not in files.
+    """
+    model, directory = _empty_model(name), _find_weights_directory(name)
+    if directory is None or any("rotary_emb" not in buffer for buffer, _ in model.named_buffers()):
+        return False
+    with _open_reader(directory) as reader:
+        return dict(model.named_parameters()).keys() <= reader.read_metadata().state_dict_metadata.keys()
 
 
 @torch.no_grad()
@@ -173,12 +189,19 @@ def _open_reader(directory: Path) -> Iterator[dcp.HuggingFaceStorageReader]:
 
 def _weights_directory(name: str) -> Path:
     """Return the folder with the safetensors files of a local directory or a hub name."""
+    directory = _find_weights_directory(name)
+    if directory is None:
+        raise UsageError(
+            f"the model {name!r} has neither {_FILE} nor {_INDEX}",
+            code="BK-MODEL-UNSUPPORTED",
+            hint="leave trainer.model.load_using_meta out",
+        )
+    return directory
+
+
+def _find_weights_directory(name: str) -> Path | None:
     for file in (_INDEX, _FILE):
         path = cached_file(name, file, _raise_exceptions_for_missing_entries=False)
         if path:
             return Path(path).parent
-    raise UsageError(
-        f"the model {name!r} has neither {_FILE} nor {_INDEX}",
-        code="BK-MODEL-UNSUPPORTED",
-        hint="leave trainer.model.load_using_meta out",
-    )
+    return None

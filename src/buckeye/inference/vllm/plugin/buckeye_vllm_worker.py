@@ -11,6 +11,7 @@ import json
 import os
 import secrets
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from vllm.lora.request import LoRARequest
 _BACKEND = "buckeye_fs"
 _MANIFEST = "manifest.json"
 _HEAD = "lm_head.weight"
+_HASHING_THREADS = 4
 _foreign_files = buckeye_vllm_imports.load("foreign_files")
 _PROCESS = secrets.token_hex(8)
 """Unique id of this process. A pid is not unique, because a later process may get the same number."""
@@ -84,7 +86,7 @@ class DirectoryTransfer(WeightTransferEngine[DirectoryInit, DirectoryUpdate]):
         from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
 
         directory = _weights_folder(update_info.path)
-        digests = _verify_files(directory)
+        digests = _VERIFICATION.take(directory)
         self._check_tensors(directory)
         initialize_layerwise_reload(self.model)
         self.model.load_weights(_iterate_tensors(directory, sorted(digests)))
@@ -127,17 +129,52 @@ def _weights_folder(path: str) -> Path:
     return folder
 
 
-def _verify_files(directory: Path) -> dict[str, str]:
-    """Return the SHA-256 of each file in a directory's manifest.
+class Verification:
+    """Verification of the files of one directory in threads, while the engine samples.
+
+    Each of several workers verifies its share of the files. The client updates no worker before all are done.
+    """
+
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(1, "verify")
+        self._subject: tuple[Path, str | None] | None = None
+        self._result: Future[dict[str, str]] | None = None
+
+    def start(self, directory: Path, share: slice) -> Future[dict[str, str]]:
+        """Start to verify a share of the files, unless it runs or is done. Return the result."""
+        subject = directory, _published_checksum(directory)
+        if self._result is None or self._subject != subject:
+            self._subject = subject
+            self._result = self._threads.submit(_verify_files, directory, share)
+        return self._result
+
+    def take(self, directory: Path) -> dict[str, str]:
+        """Wait for the result for a directory, and forget it. Without one, verify all files."""
+        result = self.start(directory, slice(None))
+        self.forget()
+        return result.result()
+
+    def forget(self) -> None:
+        """Forget the result, so that the next `start` verifies again."""
+        self._result = None
+
+
+_VERIFICATION = Verification()
+
+
+def _verify_files(directory: Path, share: slice) -> dict[str, str]:
+    """Verify a share of the files in a directory's manifest. Return the SHA-256 of all files.
 
     Raise `ValueError` if a file differs from the manifest.
     """
-    manifest = json.loads(_foreign_files.read_regular(directory / _MANIFEST))
-    digests = {name: _sha256(directory / _foreign_files.check_file_name(name)) for name in manifest["files"]}
-    for name, digest in digests.items():
-        if digest != manifest["files"][name]:
-            raise ValueError(f"{directory / name} is damaged: its SHA-256 differs from the published one")
-    return digests
+    published: dict[str, str] = json.loads(_foreign_files.read_regular(directory / _MANIFEST))["files"]
+    names = sorted(published)[share]
+    paths = [directory / _foreign_files.check_file_name(name) for name in names]
+    with ThreadPoolExecutor(_HASHING_THREADS) as threads:
+        for name, path, digest in zip(names, paths, threads.map(_sha256, paths), strict=True):
+            if digest != published[name]:
+                raise ValueError(f"{path} is damaged: its SHA-256 differs from the published one")
+    return published
 
 
 def _published_checksum(directory: Path) -> str | None:
@@ -196,8 +233,26 @@ class WorkerExtension:
     """Mixin of vLLM's worker. A client calls its methods through /collective_rpc."""
 
     model_config: Any
+    parallel_config: Any
+    rank: int
     buckeye_adapter: int | None = None
     """Id that vLLM gave the run's adapter, or None before the adapter is registered."""
+
+    def buckeye_verify(self, path: str) -> str | None:
+        """Verify this worker's share of the files in the directory `path`, while the engine samples.
+
+        Return None until this is done, then "", or the reason if a file is damaged.
+        """
+        workers = self.parallel_config.world_size
+        try:
+            done = _VERIFICATION.start(_weights_folder(path), slice(self.rank % workers, None, workers))
+            if not done.done():
+                return None
+            done.result()
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            _VERIFICATION.forget()
+            return f"{type(error).__name__}: {error}"
+        return ""
 
     def buckeye_load_adapter(self, path: str) -> str | None:
         """Replace the loaded adapter by the adapter in the directory `path`.
@@ -207,7 +262,7 @@ class WorkerExtension:
         """
         try:
             directory = _weights_folder(path)
-            digests = _verify_files(directory)
+            digests = _VERIFICATION.take(directory)
             if self.buckeye_adapter is None:
                 # vLLM's ids increase, so the largest id is that of the adapter registered last
                 self.buckeye_adapter = max(self.list_loras(), default=None)  # type: ignore[attr-defined]
