@@ -158,7 +158,7 @@ def test_what_cannot_be_compared_is_a_failure(tmp_path, wording):
     assert done.stderr == wording
     done = run_here("rl", "compare", "a", cwd=tmp_path)
     assert done.returncode == 2
-    assert "BK-CLI-MISSING" in done.stderr
+    assert "BK-RUN-NO-DATA" in done.stderr
 
 
 @pytest.mark.parametrize("values", [[3.0], [3.0, 3.0, 3.0]])
@@ -167,3 +167,47 @@ def test_values_whose_spread_is_not_known_have_no_interval(values):
     assert (found.value, found.low, found.high, found.n) == (3.0, None, None, len(values))
     difference, paired = difference_of(dict(enumerate(values)), {f"b{n}": 5.0 for n in range(3)})
     assert (difference.value, difference.low, difference.high, paired) == (2.0, None, None, False)
+
+
+def write_evaluation(folder, rewards, prompt="task {}", **settings):
+    """Write a folder as `buckeye eval` does."""
+    rollouts(folder / "rollouts.jsonl", rewards, prompt)
+    lines = [json.loads(line) for line in (folder / "rollouts.jsonl").read_text().splitlines()]
+    for number, line in enumerate(lines):
+        line.update(rollout=number, data={})
+        del line["group"], line["env"], line["text"]
+    (folder / "rollouts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (folder / "settings.json").write_text(json.dumps({"env": "e", **settings}))
+
+
+def test_two_evaluations_are_compared_task_by_task(tmp_path, compared, wording):
+    write_evaluation(tmp_path / "a", LOW, model="base")
+    write_evaluation(tmp_path / "b", HIGH | {"t9": [1.0]}, model="trained")
+    (found,) = compared()["environments"]
+    assert found["difference"]["value"] == pytest.approx(4.1 / 8)
+    assert 0.1 < found["difference"]["low"] < 4.1 / 8 < found["difference"]["high"] <= 1.0
+    assert (found["difference"]["n"], found["unshared"]) == (8, 1)
+    assert run_here("rl", "compare", "a", "b", cwd=tmp_path).stdout == wording
+
+
+def test_evaluations_without_a_common_task_are_refused(tmp_path, wording):
+    write_evaluation(tmp_path / "a", LOW)
+    write_evaluation(tmp_path / "b", LOW, prompt="another {}")
+    for names in (["a", "b"], ["a"]):
+        done = run_here("rl", "compare", *names, cwd=tmp_path)
+        assert (done.returncode, done.stderr) == (2, wording)
+
+
+def test_a_run_is_compared_before_and_after_training(tmp_path, wording):
+    run = write(tmp_path / "a", [LOW] * 4)
+    for version, evaluated in ((0, LOW), (2, LOW), (4, HIGH)):
+        rollouts(run / "evals" / f"step_{version}" / "e.jsonl", evaluated)
+    assert run_here("rl", "compare", "a", cwd=tmp_path).stdout == wording
+
+
+def test_interval_of_rewards_from_0_to_1_stays_in_this_range():
+    found = mean_of([1.0] * 9 + [0.0])
+    assert 0.0 <= found.low < found.high <= 1.0
+    difference, paired = difference_of({"a": 0.0, "b": 0.2}, {"c": 1.0, "d": 0.7})
+    assert not paired
+    assert -1.0 <= difference.low < difference.high <= 1.0

@@ -38,7 +38,7 @@ COMMANDS = (
     Command("rl fork", "start a new run from a checkpoint", "runs"),
     Command("rl clean", "delete files that a run no longer needs", "runs"),
     Command("rl rollouts", "read, filter and export rollouts", "rollouts"),
-    Command("rl compare", "compare two runs", "compare"),
+    Command("rl compare", "compare two runs or two evaluations", "compare"),
     Command("rl diagnose", "find out why a run does not learn", "diagnose"),
     Command("rl replay", "recompute a training step", "replay"),
     Command("rl report", "write a run as one HTML file", "ui"),

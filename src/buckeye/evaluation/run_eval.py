@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shlex
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -18,6 +19,7 @@ from buckeye.base.keys import key_for
 from buckeye.base.storage import read_json, write_file
 from buckeye.config.environments import EnvConfig
 from buckeye.config.inference import InferenceConfig
+from buckeye.dataset.environment import NAME as DATASET
 from buckeye.errors import RunError, UsageError
 from buckeye.evaluation.chat_policy import ChatSampling, ChatServer, chat_rollout_runner
 from buckeye.evaluation.figures import Figures, compute_figures
@@ -28,6 +30,7 @@ from buckeye.launch.preflight.model import check_model_name, fetch_served_model
 from buckeye.launch.serve import served_model
 from buckeye.monitor.verdicts import verdict
 from buckeye.orchestrator.environments import (
+    HELD_OUT,
     NamedEnvironment,
     choose_evaluation_split,
     fallback_note,
@@ -38,6 +41,8 @@ from buckeye.orchestrator.rollout import Rollout
 from buckeye.run_files.directory import RUN_FILE
 
 SETTINGS, FIGURES, GATEWAY_LOG = "settings.json", "figures.json", "gateway.log"
+_TASKS = ("env", "args", "split")
+"""Settings that determine the tasks and their grading."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -120,6 +125,8 @@ class EvalReport:
     resumed: int
     notes: tuple[str, ...] = ()
     """Warnings needed to interpret the figures."""
+    earlier: Path | None = None
+    """Folder of the newest earlier evaluation of the same tasks."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON values."""
@@ -131,12 +138,13 @@ class EvalReport:
         rows = [
             (name, f"{f.value:.4f}", f"[{f.low:.4f}, {f.high:.4f}]") for name, f in figures.figures.items()
         ]
-        rows += [(name, f"{value:.4g}", "") for name, value in figures.means.items()]
+        means = {name: value for name, value in figures.means.items() if name not in figures.figures}
+        rows += [(name, f"{value:.4g}", "") for name, value in means.items()]
         width = max(len(name) for name, _, _ in rows)
         stops = ", ".join(f"{reason} {count}" for reason, count in figures.stop_reasons.items())
         resumed = f", {self.resumed} of them resumed" if self.resumed else ""
         lines = [
-            f"{settings['env']} ({settings['split']}) with {settings['model']}",
+            f"{settings['env']}, {_tasks_text(settings)}, with {settings['model']}",
             f"sampling: {_sampling_text(settings)}",
             "",
             *(f"{name:<{width}}  {value:>10}  {interval}".rstrip() for name, value, interval in rows),
@@ -148,7 +156,25 @@ class EvalReport:
             *(f"note: {note}" for note in self.notes),
             str(self.output_dir),
         ]
+        if self.earlier is not None:
+            command = shlex.join(["buckeye", "rl", "compare", str(self.earlier), str(self.output_dir)])
+            lines.append(f"compare with an earlier evaluation: {command}")
         return "\n".join(lines)
+
+
+def _tasks_text(settings: Mapping[str, Any]) -> str:
+    """Return the evaluated tasks as text.
+
+    In an environment of a dataset, `eval` has held-out rows, or the rows of `eval_path`.
+    """
+    args, split = settings["args"], settings["split"]
+    if settings["env"] != DATASET:
+        return f"split {split}"
+    if args.get("split"):
+        return f"split {args['split']} of {args['path']}"
+    if split == HELD_OUT and args.get("eval_path"):
+        return f"rows of {args['eval_path']}"
+    return f"{'held-out' if split == HELD_OUT else 'training'} rows of {args['path']}"
 
 
 def _sampling_text(settings: Mapping[str, Any]) -> str:
@@ -196,6 +222,7 @@ def run_eval(request: EvalRequest) -> EvalReport:
             *filter(None, (fallback_note(env, request.split), training_note(request.model, tasks))),
             *_quality_warnings(evaluated),
         ),
+        earlier=_find_earlier(request.output_dir, settings),
     )
     write_file(request.output_dir / FIGURES, json.dumps(report.to_json(), indent=1, ensure_ascii=False))
     if not figures.scored:
@@ -205,6 +232,18 @@ def run_eval(request: EvalRequest) -> EvalReport:
             code="BK-ENV-FAILED",
         )
     return report
+
+
+def _find_earlier(folder: Path, settings: Mapping[str, Any]) -> Path | None:
+    """Return the newest other evaluation of the same tasks next to `folder`."""
+    wanted = json.loads(json.dumps([settings[name] for name in _TASKS], default=str))
+    files = [path for path in folder.parent.glob(f"*/{FIGURES}") if path.parent != folder]
+    for path in sorted(files, key=lambda path: path.stat().st_mtime, reverse=True):
+        with suppress(OSError, ValueError):
+            known = read_json(path)
+            if isinstance(known, dict) and [known.get(name) for name in _TASKS] == wanted:
+                return path.parent
+    return None
 
 
 def _quality_warnings(rows: Sequence[EvalRow]) -> tuple[str, ...]:

@@ -98,18 +98,19 @@ def _verdict(
     if trained:
         last = trained[-1]
         by = f"the evaluation of version {last.version}, {last.difference.n} tasks"
-        return _judged(last.a, last.b, last.difference, by)
+        return judge(last.a, last.b, last.difference, by)
     if not parts:
         sentence = f"B and A cannot be compared: {missing}."
         return ComparisonVerdict(outcome="not comparable", difference=None, by="", sentence=sentence)
     part = parts[-1]
     how = "task by task" if part.paired else "not paired by task"
-    return _judged(part.a, part.b, part.difference, f"{step_range_text(part)}, {how}")
+    return judge(part.a, part.b, part.difference, f"{step_range_text(part)}, {how}")
 
 
-def _judged(
+def judge(
     a: MeanInterval | None, b: MeanInterval | None, difference: MeanInterval | None, by: str
 ) -> ComparisonVerdict:
+    """Return the verdict on the means of A and B, and their difference. `by` names the compared data."""
     outcome: VerdictOutcome = "not told apart"
     if a is None or b is None or difference is None or difference.low is None or difference.high is None:
         sentence = f"B and A cannot be compared: too little is recorded ({by})."

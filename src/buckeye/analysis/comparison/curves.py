@@ -7,9 +7,9 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from buckeye.monitor.intervals import paired_difference, student_quantile
+from buckeye.monitor.intervals import mean_over_tasks, paired_difference, student_quantile
 from buckeye.runs import Run
 
 _PARTS = 4
@@ -107,12 +107,18 @@ def _by_task(points: Iterable[Point]) -> dict[Hashable, float]:
 
 
 def mean_of(values: Iterable[float]) -> MeanInterval | None:
-    """Return the mean with Student's interval, or None without values."""
+    """Return the mean with its interval, or None without values.
+
+    The interval is Student's, or for rewards from 0 to 1 the score interval, which stays in this range.
+    """
     known = list(values)
     if not known:
         return None
     if len(known) < 2:
         return MeanInterval(value=known[0], low=None, high=None, n=1)
+    if _are_shares(known):
+        found = mean_over_tasks(known, range(len(known)))
+        return MeanInterval(value=found.value, low=found.low, high=found.high, n=found.n)
     return _mean(statistics.fmean(known), _error(known), len(known) - 1, len(known))
 
 
@@ -125,7 +131,7 @@ def difference_of(
     """
     shared = [task for task in these if task in others]
     if len(shared) >= max(_PAIRED_FROM, _NEARLY_ALL * max(len(these), len(others))):
-        return _paired([these[task] for task in shared], [others[task] for task in shared]), True
+        return paired_mean([these[task] for task in shared], [others[task] for task in shared]), True
     a, b = list(these.values()), list(others.values())
     value, n = statistics.fmean(b) - statistics.fmean(a), len(a) + len(b)
     if min(len(a), len(b)) < 2:
@@ -133,11 +139,20 @@ def difference_of(
     squares = [_error(known) ** 2 for known in (a, b)]
     shares = [square**2 / (len(known) - 1) for square, known in zip(squares, (a, b), strict=True)]
     degrees = sum(squares) ** 2 / sum(shares) if sum(shares) else n - 2.0  # Welch and Satterthwaite
-    return _mean(value, math.sqrt(sum(squares)), max(1, math.floor(degrees)), n), False
+    found = _mean(value, math.sqrt(sum(squares)), max(1, math.floor(degrees)), n)
+    if _are_shares((*a, *b)) and found.low is not None and found.high is not None:
+        # rewards from 0 to 1 cannot differ by more than 1
+        found = replace(found, low=max(-1.0, found.low), high=min(1.0, found.high))
+    return found, False
 
 
-def _paired(these: Sequence[float], others: Sequence[float]) -> MeanInterval:
-    if all(0.0 <= value <= 1.0 for value in (*these, *others)):
+def _are_shares(values: Iterable[float]) -> bool:
+    return all(0.0 <= value <= 1.0 for value in values)
+
+
+def paired_mean(these: Sequence[float], others: Sequence[float]) -> MeanInterval:
+    """Return the mean of `others` minus `these`, task by task, with its interval. Needs at least one task."""
+    if _are_shares((*these, *others)):
         found = paired_difference(these, others, range(len(these)))
         return MeanInterval(value=found.value, low=found.low, high=found.high, n=found.n)
     known = mean_of(b - a for a, b in zip(these, others, strict=True))
@@ -177,7 +192,9 @@ def compare_evaluations(a: Run, b: Run) -> list[EvaluationComparison]:
             in_a, in_b = ([run[version][task] for task in shared] for run in (these, others))
             means = [mean for mean in map(mean_of, (in_a, in_b)) if mean is not None]
             found.append(
-                EvaluationComparison(version=version, a=means[0], b=means[1], difference=_paired(in_a, in_b))
+                EvaluationComparison(
+                    version=version, a=means[0], b=means[1], difference=paired_mean(in_a, in_b)
+                )
             )
     return found
 
