@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from pathlib import Path
 
 from buckeye.config.environments import EnvPauseConfig
 from buckeye.config.orchestrator import OrchestratorConfig
@@ -105,7 +106,7 @@ def make_collector(
         TaskSampler(named, seed=1),
         make_runner(deterministic or engine, seed=7, retries=retries),
         OrchestratorConfig().model_copy(update=options),
-        pauses or EnvironmentPauses([env.name for env in environments], EnvPauseConfig()),
+        pauses or EnvironmentPauses([env.name for env in environments], EnvPauseConfig(), Path("run")),
         state=dict(state or {}),
         **others,
     )

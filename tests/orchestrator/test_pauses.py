@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -37,7 +38,7 @@ def clock():
 
 @pytest.fixture
 def pauses(clock):
-    return EnvironmentPauses(["a", "b"], SETTINGS, clock)
+    return EnvironmentPauses(["a", "b"], SETTINGS, Path("run"), clock)
 
 
 def fail(pauses, name, times=1, **how):
@@ -158,7 +159,7 @@ class Failing(LetterEnvironment):
 
 
 def collector(engine, environments, clock, *, batch_size=8, sizes=(4, 4), **changes):
-    pauses = EnvironmentPauses([env.name for env in environments], SETTINGS, clock)
+    pauses = EnvironmentPauses([env.name for env in environments], SETTINGS, Path("run"), clock)
     return make_collector(engine, environments, sizes, pauses=pauses, batch_size=batch_size, **changes)
 
 

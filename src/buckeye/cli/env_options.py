@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -37,7 +38,9 @@ VariablesOption = Annotated[
 
 EnvironmentArgument = Annotated[
     str | None,
-    typer.Argument(metavar="[ENV]", help="NAME, OWNER/NAME[@VERSION], a path, or a file from `rl init`."),
+    typer.Argument(
+        metavar="[ENV]", help="NAME, OWNER/NAME[@VERSION], a path, a file from `rl init`, or a run."
+    ),
 ]
 DatasetOption = Annotated[
     str | None,
@@ -93,8 +96,8 @@ def environment_config(
 ) -> EnvConfig:
     """Return the settings of the environment that the options name.
 
-    The options name an environment, a configuration from `rl init`, or a dataset with rewards. Raises
-    UsageError if they name none of the three, or two.
+    The options name an environment, a configuration from `rl init`, a run, or a dataset with rewards. `args`
+    override those of a run. Raises UsageError if the options name none of the four, or two.
     """
     from buckeye.base.keys import check_variables
     from buckeye.config.environments import EnvConfig
@@ -119,4 +122,40 @@ def environment_config(
         args["dataset"] = dataset
     names = variable_names(variables)
     check_variables(env, names)
+    if (found := _environment_of_run(env)) is not None:
+        return found.model_copy(
+            update={"args": found.args | args, "variables": list({*found.variables, *names})}
+        )
     return EnvConfig(id=env, args=args, variables=names)
+
+
+def _environment_of_run(name: str) -> EnvConfig | None:
+    """Return the environment of the run `name`; None if `name` is an environment, or not a run.
+
+    Raises UsageError if the run has several environments.
+    """
+    from buckeye import runs
+    from buckeye.config.environments import EnvConfig
+    from buckeye.config.file_paths import resolve_file_paths
+    from buckeye.envs.registry import find_local_loader, is_file_id
+    from buckeye.launch.preflight.model import run_directory
+    from buckeye.orchestrator.environments import check_command
+    from buckeye.run_files.known_runs import current_record
+
+    directory = run_directory(name)
+    if directory is None or (not is_file_id(name) and find_local_loader(name) is not None):
+        return None
+    settings = runs.open(directory).setting("orchestrator.env") or []
+    started_in = Path(current_record(directory).working_directory)
+    if started_in != Path.cwd():
+        resolve_file_paths({"env": settings}, started_in / "run.toml")
+    fields = EnvConfig.model_fields.keys()
+    found = [EnvConfig(**{key: entry[key] for key in entry.keys() & fields}) for entry in settings]
+    if len(found) != 1:
+        choices = "".join(f"\n  {check_command(env)}" for env in found)
+        raise UsageError(
+            f"run {name} has {len(found) or 'no'} environments",
+            code="BK-CLI-ARGUMENT",
+            hint=f"name one of them; to check it, run one of:{choices}" if found else "name an environment",
+        )
+    return found[0]

@@ -45,7 +45,7 @@ def play(
         str | None,
         typer.Option(
             metavar="random|MODEL",
-            help="Policy. Default: you, at the terminal. With --base-url: a model of that server.",
+            help="Policy: random, or a model as for `buckeye eval`. Default: you, at the terminal.",
         ),
     ] = None,
     dataset: DatasetOption = None,
@@ -86,10 +86,13 @@ def play(
     reward, or none reaches --min-reward.
     """
     from buckeye.evaluation.chat_policy import ChatSampling
-    from buckeye.evaluation.env_play.session import ChatFile, PlaySession
+    from buckeye.evaluation.env_play.session import RANDOM_POLICY, ChatFile, PlaySession
     from buckeye.launch.mcp_gateways import local_gateway
+    from buckeye.launch.preflight.model import resolve_run
 
     _refuse_unused_flags(base_url, policy, min_reward, save)
+    if policy not in (None, RANDOM_POLICY) and base_url is None:
+        policy = resolve_run(policy, at="--policy")
     given = environment_args(arg, args) | column_arguments(reward, prompt_column, answer_column)
     environment = environment_config(env, dataset, reward, given, variables)
     session = PlaySession(

@@ -31,7 +31,7 @@ from buckeye.evaluation.environment_args import (
 
 ModelOption = Annotated[
     str,
-    typer.Option(help="Directory of a model or a run, or hub name; with --base-url: its name on the server."),
+    typer.Option(help="Directory, run (name or id) or hub name; with --base-url: its name on the server."),
 ]
 ExamplesOption = Annotated[
     int | None, typer.Option("--examples", "-n", min=1, help="Number of tasks. Default: all.")

@@ -53,6 +53,15 @@ def with_local_model(config: T) -> T:
     return with_model_directory(config, fetch_model(config.model.name))  # type: ignore[attr-defined]
 
 
+def with_run_weights(config: T) -> T:
+    """Return the configuration with the newest weights as `model.name`, if that is a run."""
+    from buckeye.launch.preflight.model import resolve_run
+
+    name = config.model.name  # type: ignore[attr-defined]
+    found = resolve_run(name, at="model.name")
+    return config if found == name else with_model_directory(config, Path(found))
+
+
 def with_model_directory(config: T, directory: Path) -> T:
     """Return the configuration with `directory` as `model.name`."""
     model = config.model.model_copy(update={"name": str(directory)})  # type: ignore[attr-defined]

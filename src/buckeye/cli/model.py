@@ -84,7 +84,10 @@ def _read_texts(env: str, corpus: Path | None) -> list[str]:
 
 def chat(
     path: Annotated[
-        str, typer.Argument(help="Directory of a model, an adapter or a run, or a Hugging Face id.")
+        str,
+        typer.Argument(
+            help="Directory of a model or an adapter; a run: its directory, name or id; or a hub name."
+        ),
     ],
     prompt: Annotated[str | None, typer.Argument(help="Send this prompt, print the reply, and exit.")] = None,
     temperature: Annotated[float, typer.Option(min=0.0, help="Sampling temperature; 0: greedy.")] = 0.0,
@@ -148,7 +151,7 @@ def _read_line() -> str:
 
 
 def export(
-    run: Annotated[Path, typer.Argument(help="Output directory of `rl` or `sft`.")],
+    run: Annotated[Path, typer.Argument(help="Run of `rl` or `sft`: its directory, name or id.")],
     step: Annotated[
         str | None,
         typer.Option(

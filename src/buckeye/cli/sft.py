@@ -11,7 +11,7 @@ from pathlib import Path
 from buckeye.base.process import EXIT_INTERRUPTED, run_identity
 from buckeye.base.storage import write_file
 from buckeye.base.terminal import status_line
-from buckeye.cli.load import load, with_local_model
+from buckeye.cli.load import load, with_local_model, with_run_weights
 from buckeye.config.load import to_json
 from buckeye.config.sft import SFTConfig
 from buckeye.launch.progress import describe_weights
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 def sft(argv: list[str]) -> int:
     """Fine-tune a model on chat data."""
-    loaded = load(SFTConfig, argv, "sft")
+    loaded = with_run_weights(load(SFTConfig, argv, "sft"))
     config = with_local_model(loaded)
     resumed = config.ckpt is not None and config.ckpt.resume_step is not None
     is_first_rank = os.environ.get("RANK", "0") == "0"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from buckeye.base.process import EXIT_INTERRUPTED
-from buckeye.cli.load import load, with_local_model, with_model_directory
+from buckeye.cli.load import load, with_local_model, with_model_directory, with_run_weights
 from buckeye.config.adapter import is_adapter
 from buckeye.config.inference import InferenceConfig
 from buckeye.config.orchestrator import OrchestratorConfig
@@ -31,7 +31,7 @@ def orchestrator(argv: list[str]) -> int:
 
 def serve(argv: list[str]) -> int:
     """Serve a model to OpenAI clients."""
-    config = load(InferenceConfig, argv, "serve")
+    config = with_run_weights(load(InferenceConfig, argv, "serve"))
     adapter = Path(config.model.name).resolve() if is_adapter(config.model.name) else None
     local = (
         with_local_model(config)

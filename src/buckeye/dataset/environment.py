@@ -119,6 +119,11 @@ def _with_answers(task: Task, rewards: Sequence[Reward]) -> Task:
     return task if answers is None else replace(task, data={**task.data, **answers})
 
 
+def _first_answer(task: Task) -> Any:
+    accepted = task.data.get("accept")
+    return accepted[0] if isinstance(accepted, list) and accepted else task.data.get("answer")
+
+
 def _distinct_names(rewards: Sequence[Reward]) -> list[str]:
     names: list[str] = []
     for reward in rewards:
@@ -173,7 +178,10 @@ class DatasetEnvironment:
         return (await self._grade(task, [completion]))[0]
 
     async def baseline_report(self) -> str:
-        """Return a line with the mean reward of empty replies and repeated prompts, on a few tasks."""
+        """Return a line with the mean reward of empty replies, repeated prompts, and right answers if known.
+
+        It is measured on a few tasks.
+        """
         try:
             async with asyncio.timeout(_BASELINE_SECONDS):
                 return await self._measure_baseline()
@@ -186,6 +194,9 @@ class DatasetEnvironment:
             "empty replies": [""] * len(tasks),
             "repeated prompts": [str(task.messages[-1].get("content")) for task in tasks],
         }
+        answers = [_first_answer(task) for task in tasks]
+        if all(answer is not None for answer in answers):
+            replies["bare right answers"] = [str(answer) for answer in answers]
         parts = []
         for label, texts in replies.items():
             outcomes = []
@@ -198,7 +209,7 @@ class DatasetEnvironment:
                 f"{math.fsum(rewards) / len(rewards):.3f}" if rewards else f"an error ({outcomes[0].error})"
             )
             parts.append(f"{label} get {mean}")
-        return f"without content, {' and '.join(parts)} (mean reward over {len(tasks)} prompts)"
+        return f"{', '.join(parts)} (mean reward over {len(tasks)} prompts)"
 
     async def _grade(self, task: Task, completions: Sequence[Completion]) -> list[Outcome]:
         """Return the outcomes of replies to a task. If a reward fails, the outcome is an error."""

@@ -26,7 +26,7 @@ from buckeye.launch.preflight.memory_check import MEMORY
 from buckeye.launch.preflight.task_checks import task_check_name
 from buckeye.monitor.learning_findings import EASIER_TASKS, HARDER_TASKS, MORE_TOKENS, explain_no_spread
 from buckeye.monitor.verdicts import verdict
-from buckeye.orchestrator.environments import load_environments
+from buckeye.orchestrator.environments import check_command, load_environments
 from buckeye.orchestrator.evaluation import EvalResult, evaluate
 
 SPREAD = "group spread"
@@ -49,7 +49,7 @@ def check_environments(context: PreflightContext) -> Iterator[Check]:
 
 
 def _check_environment(context: PreflightContext, env: TrainEnvConfig) -> Check:
-    name, command = f"environment {env.id}", f"buckeye env check {env.id}"
+    name, command = f"environment {env.id}", check_command(env)
     options = CheckOptions(
         sample=_SAMPLE, limit=_LIMIT, variables=tuple(env.variables), progress=context.progress
     )

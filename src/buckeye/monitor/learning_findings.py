@@ -183,6 +183,8 @@ _UNTRAINED = Reason(
 )
 _OF_UNTRAINED = ("truncated", "none_solved", "no_spread", "constant_reward")
 """Findings whose advice does not help an untrained model."""
+_OF_REWARDS = ("none_solved", "constant_reward")
+"""Findings that a wrong reward may cause."""
 
 
 def _is_random(step: StepMetrics) -> bool:
@@ -347,6 +349,8 @@ def _more_or_less(found: tuple[str, float]) -> str:
 
 def _finding(reason: Reason, steps: Sequence[StepMetrics], run: Path, seen: str) -> Finding:
     values = {name: [v for step in steps if (v := step.value(name)) is not None] for name in FINDING_METRICS}
+    quoted = shlex.quote(str(run))
+    check = f"run `buckeye env check {quoted}` to " if reason.name in _OF_REWARDS else ""
     return Finding(
         name=reason.name,
         since=steps[0].number,
@@ -354,8 +358,8 @@ def _finding(reason: Reason, steps: Sequence[StepMetrics], run: Path, seen: str)
         seen=seen,
         figures={name: statistics.fmean(found) for name, found in values.items() if found},
         cause=reason.cause,
-        advice=reason.advice,
-        command=f"buckeye rl rollouts {shlex.quote(str(run))} --step {steps[-1].number}",
+        advice=check + reason.advice,
+        command=f"buckeye rl rollouts {quoted} --step {steps[-1].number}",
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import shlex
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Set
@@ -28,14 +29,17 @@ log = logging.getLogger(__name__)
 _POLL_SECONDS = 1.0
 
 _ADVICE = {
-    "errored": "run `buckeye env check` on the environment",
+    "errored": "run `buckeye env check RUN`",
     "stale": "raise max_off_policy_steps, or lower oversampling_factor: rollouts take too long",
     "too_easy": "use harder tasks: the model solves nearly all of these",
     "too_hard": "use easier tasks, or fine-tune first: the model solves nearly none of these",
     "no_spread": "raise rollouts_per_example, or use tasks that the model sometimes solves: "
     "rollouts of a task get equal rewards",
 }
-"""Hint of the error that all groups were dropped, by the most frequent reason to drop a group."""
+"""Hint of the error that all groups were dropped, by the most frequent reason to drop a group.
+
+`RUN` is the directory of the run.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,11 +359,12 @@ class GroupCollector:
         dropped, errors = collected.dropped.most_common(), collected.errors
         reasons = ", ".join(f"{count} {reason}" for reason, count in dropped)
         last_error = f"; last error: {errors[-1]}" if errors else ""
+        advice = _ADVICE[dropped[0][0]].replace("RUN", shlex.quote(str(self._config.output_dir)))
         return FinalRunError(
             f"all groups of {self._config.max_empty_batches} batches in a row were dropped: {reasons}; "
             f"{counted(len(errors), 'rollout')} errored{last_error}",
             code="BK-ENV-FAILED" if dropped[0][0] == "errored" else "BK-BATCH-EMPTY",
-            hint=f"{_ADVICE[dropped[0][0]]}. orchestrator.max_empty_batches sets the number of batches",
+            hint=f"{advice}. orchestrator.max_empty_batches sets the number of batches",
         )
 
     async def close(self) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import shlex
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -11,10 +13,12 @@ from pathlib import Path
 from buckeye.base.keys import check_variables
 from buckeye.base.process_guard import GUARD
 from buckeye.config.environments import EnvConfig, TrainEnvConfig
+from buckeye.dataset.environment import NAME as DATASET
 from buckeye.envs.base import TRAIN, Environment, Message, Task, split_names
 from buckeye.envs.settings import WorkerSettings, read_placement
 from buckeye.errors import UsageError
 from buckeye.inference.render import ChatRenderer
+from buckeye.mcp.environment import NAME as MCP
 from buckeye.monitor.log import SAMPLE
 from buckeye.orchestrator.rate_limits import Admission
 from buckeye.workers.loading import open_environment
@@ -110,6 +114,23 @@ def environment_names(settings: Sequence[EnvConfig]) -> list[str]:
     for name, s in zip(names, settings, strict=True):
         check_variables(name, s.variables)
     return names
+
+
+def check_command(env: EnvConfig) -> str:
+    """Return the command that checks an environment, with its arguments."""
+    args, words = dict(env.args), ["buckeye", "env", "check"]
+    if env.id == DATASET:
+        rewards = args.pop("reward", ())
+        words += ["--dataset", str(args.pop("path", ""))]
+        for reward in [rewards] if isinstance(rewards, str) else rewards:
+            words += ["--reward", str(reward)]
+    elif env.id == MCP:
+        words += [str(args.pop("config_path", "")), "--dataset", str(args.pop("dataset", ""))]
+    else:
+        words.append(env.id)
+    args = {name: value for name, value in args.items() if value is not None}
+    words += ["--args", json.dumps(args)] if args else []
+    return shlex.join([*words, *(["--variables", ",".join(env.variables)] if env.variables else [])])
 
 
 async def check_environments(environments: Sequence[NamedEnvironment]) -> None:

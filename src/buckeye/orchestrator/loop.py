@@ -200,7 +200,9 @@ class Orchestrator:
     def _collector(self) -> GroupCollector:
         config = self.config
         runner = self._runner(derive_seed(self.seed, "rollouts"), sampling_params(config), self.shaping)
-        pauses = EnvironmentPauses([env.name for env in self.environments], config.env_pause)
+        pauses = EnvironmentPauses(
+            [env.name for env in self.environments], config.env_pause, config.output_dir
+        )
         return GroupCollector(
             self.sampler,
             runner,

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import shlex
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 from buckeye.config.environments import EnvPauseConfig
 from buckeye.errors import FinalRunError
@@ -35,12 +37,20 @@ class _State:
 
 
 class EnvironmentPauses:
-    """Failure counts of each environment, and the resulting pauses. `clock` returns seconds."""
+    """Failure counts of each environment of the run in the directory `run`, and the resulting pauses.
+
+    `clock` returns seconds.
+    """
 
     def __init__(
-        self, names: Iterable[str], settings: EnvPauseConfig, clock: Callable[[], float] = time.monotonic
+        self,
+        names: Iterable[str],
+        settings: EnvPauseConfig,
+        run: Path,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._settings = settings
+        self._check = f"`buckeye env check {shlex.quote(str(run))}`"
         self._clock = clock
         self._states = {name: _State() for name in names}
 
@@ -98,7 +108,7 @@ class EnvironmentPauses:
                 raise FinalRunError(
                     f"the first {state.invalid_groups} groups have invalid tasks: {state.last_error}",
                     code="BK-ENV-TASKS",
-                    hint="run `buckeye env check` on the environment",
+                    hint=f"run {self._check}",
                 )
         if not all(state.pauses for state in states.values()):
             return
@@ -107,15 +117,14 @@ class EnvironmentPauses:
             raise FinalRunError(
                 f"every rollout has failed; last error: {last.last_error}",
                 code="BK-ENV-FAILED",
-                hint="fix the environment, and test it with `buckeye env check`",
+                hint=f"fix the environment, and test it with {self._check}",
             )
         seconds, limit = self._clock() - last.since, self._settings.give_up_seconds
         if seconds >= limit:
             raise FinalRunError(
                 f"all environments have failed for {seconds:.0f} s; last error: {last.last_error}",
                 code="BK-ENV-FAILED",
-                hint="run `buckeye env check` on the environment. The limit is env_pause.give_up_seconds "
-                f"({limit:g} s)",
+                hint=f"run {self._check}. The limit is env_pause.give_up_seconds ({limit:g} s)",
             )
 
     def metrics(self) -> dict[str, float]:

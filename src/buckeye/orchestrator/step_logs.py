@@ -43,15 +43,16 @@ def log_untrained_rollouts(
 ) -> None:
     """Log the rollouts of a step that were not trained on: errors, dropped groups, lost attempts.
 
-    `poor_steps` is the number of steps up to this step with almost no training signal. If it is a power of
-    ten (1, 10, 100, ...), the line about the signal is a warning.
+    `poor_steps` is the number of steps up to this step where nearly all rollouts errored or were cut off. If
+    it is a power of ten (1, 10, 100, ...), the line about them is a warning.
     """
     errors = collected.errors
     level, unusable = collected.level()
     if level == logging.WARNING and not is_power_of_ten(poor_steps):
         level = logging.INFO
     if level != SUCCESS:
-        log.log(level, "Step %d: almost no training signal%s", step, unusable)
+        problem = "nearly every reply was cut off" if level < logging.ERROR else "almost no training signal"
+        log.log(level, "Step %d: %s%s", step, problem, unusable)
     if collected.dropped or errors:
         log.log(
             logging.WARNING if errors or collected.loses_too_much else logging.INFO,

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from buckeye.base.hub import HubRepository, is_hub_name
 from buckeye.base.storage import write_directory
 from buckeye.errors import UsageError
-from buckeye.launch.preflight.model import cached_revision, fetch_model, find_model
+from buckeye.launch.preflight.model import cached_revision, fetch_model, find_model, run_directory
 from buckeye.monitor.redact import redact
 from buckeye.runs.checkpoint_facts import (
     CheckpointChoice,
@@ -73,6 +73,7 @@ def export_model(request: ExportRequest, tell: Callable[[str], None]) -> Exporte
     Raise `UsageError`, before anything is written, for an invalid request. Raise `RunError` if the export
     differs from the checkpoint's model, or if the upload fails.
     """
+    request = replace(request, run=run_directory(str(request.run)) or request.run)
     kind, config = read_config(request.run)
     if request.private and request.push is None:
         raise UsageError(

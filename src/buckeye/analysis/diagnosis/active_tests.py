@@ -166,9 +166,8 @@ def check_environments(facts: DiagnosisFacts) -> Iterator[Finding]:
             if check.status in ("error", "warning"):
                 yield facts.finding(
                     names.get(check.name, check.name.replace(" ", "_")),
-                    f"`buckeye env check {env['id']}`: {check.name}: {check.detail}",
+                    f"environment {env['id']}: {check.name}: {check.detail}",
                     confidence="sure" if check.status == "error" else "possible",
-                    env=str(env["id"]),
                 )
 
 

@@ -350,7 +350,7 @@ def prompt_text(rollout: RecordedRollout) -> str:
     return "\n".join(text for one in messages if isinstance(text := one.get("content"), str))
 
 
-_BLANK = re.compile(r"\b(?:RUN|N|G|R|TASK|ENV)\b")
+_BLANK = re.compile(r"\b(?:RUN|N|G|R|TASK)\b")
 """Placeholders in the commands of `explanations.md`."""
 
 

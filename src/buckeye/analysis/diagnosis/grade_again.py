@@ -53,22 +53,20 @@ def grade_again(facts: DiagnosisFacts) -> Iterator[Finding]:
             continue
         recorded = np.array([rollout.reward for _, rollout in pairs], float)
         of = f"of {known.sum()} recorded rollouts of {name}"
-        finding = _compare(facts, env, of, rewards[:, known], recorded[known])
+        finding = _compare(facts, of, rewards[:, known], recorded[known])
         if finding is not None:
             yield finding
     if untested:
         raise LookupError(f"{'; '.join(untested)} ({_MIN_ROLLOUTS} are needed)")
 
 
-def _compare(
-    facts: DiagnosisFacts, env: Mapping[str, Any], of: str, rewards: Array, recorded: Array
-) -> Finding | None:
+def _compare(facts: DiagnosisFacts, of: str, rewards: Array, recorded: Array) -> Finding | None:
     """Return the finding on the rewards f64[3, N] of new environments, and the recorded ones f64[N]."""
     first, again, reverse = rewards
     if other := _differing(first, again):
         seen = f"two new environments gave {other} {of} different rewards"
         # a run that learns tolerates the noise of its judge
-        return None if facts.has_risen else facts.finding("grader_random", seen, env=str(env["id"]))
+        return None if facts.has_risen else facts.finding("grader_random", seen)
     if other := _differing(first, reverse):
         seen = f"a new environment gives {other} {of} another reward if other rollouts came before"
         return facts.finding("graded_otherwise", seen)

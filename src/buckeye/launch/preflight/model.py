@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -22,6 +23,8 @@ from buckeye.inference.render.template_files import TEMPLATE_FILE, read_template
 from buckeye.launch.preflight.check import Check, failed, failed_with, ok, skipped, warning
 from buckeye.launch.preflight.disk import count_parameters
 from buckeye.monitor.learning_findings import PRETRAINED
+from buckeye.run_files.directory import RUN_FILE
+from buckeye.run_files.known_runs import find_run
 from buckeye.run_files.record import ACTIVE_STATES, STATUS_FILE, read_record
 from buckeye.transport.checkpoint import check_shard_format
 
@@ -360,21 +363,46 @@ def _look_up_on_hub(name: str) -> None:
     HfApi(token=key("HF_TOKEN") or None).model_info(name, timeout=_LOOKUP_SECONDS)
 
 
-def resolve_run(name: str, *, at: str = "--model") -> str:
-    """Return the newest weights if `name` is the directory of a run that has ended; other names unchanged.
+def run_directory(name: str) -> Path | None:
+    """Return the directory of the run `name`, which is its directory, name or id; None if it is not a run.
 
-    Raises UsageError for an active run, which deletes weights.
+    An existing path that is not a run is not searched among the names of runs. Raises UsageError if several
+    runs have the name.
     """
-    weights = step_directories(Path(name) / "weights")
-    if not weights or (Path(name) / "config.json").exists():
+    if Path(name).exists() or "/" in name:
+        return Path(name) if (Path(name) / RUN_FILE).exists() else None
+    try:
+        return find_run(name)
+    except UsageError as error:
+        if error.code == "BK-RUN-NOT-FOUND":
+            return None
+        raise
+
+
+def resolve_run(name: str, *, at: str = "--model") -> str:
+    """Return the newest weights of the run `name`, which is its directory, name or id; other names unchanged.
+
+    A path that exists, else the name or id of a run, else a name on the hub. Raises UsageError for a run
+    without weights, and for an active run, which deletes weights.
+    """
+    run = Path(name) if (Path(name) / "weights").is_dir() else run_directory(name)
+    if run is None or (run / "config.json").exists():
         return name
+    weights = step_directories(run / "weights")
+    if not weights:
+        raise UsageError(
+            f"run {run} has no weights",
+            code="BK-MODEL-NOT-FOUND",
+            at=at,
+            hint=f"train it, or if it has a checkpoint, export that: buckeye export {shlex.quote(str(run))}",
+        )
     newest = str(weights[max(weights)])
-    if (Path(name) / STATUS_FILE).exists() and read_record(Path(name)).actual_state() in ACTIVE_STATES:
+    if (run / STATUS_FILE).exists() and read_record(run).actual_state() in ACTIVE_STATES:
         raise UsageError(
             f"{name} is an active run, which deletes its weights, such as {newest}",
             code="BK-MODEL-NOT-FOUND",
             at=at,
-            hint=f"wait for its end, or export a checkpoint: buckeye export {name}",
+            hint=f"wait for its end, or export a checkpoint: buckeye export {shlex.quote(name)}",
         )
     return newest
 

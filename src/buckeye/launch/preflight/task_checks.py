@@ -24,6 +24,7 @@ from buckeye.inference.render.template_files import read_template
 from buckeye.launch.preflight.check import Check, failed, failed_with, ok, warning
 from buckeye.orchestrator.environments import (
     NamedEnvironment,
+    check_command,
     choose_evaluation_split,
     default_environment_name,
     environment_names,
@@ -74,7 +75,7 @@ def _check_environments(
             yield failed(
                 title,
                 f"{type(error).__name__}: {error}",
-                f"buckeye env check {settings.id}",
+                check_command(settings),
                 code="BK-ENV-FAILED",
             )
         else:

@@ -88,7 +88,7 @@ def truncated_replies(facts: DiagnosisFacts) -> Result:
     if min(share, share_at_first) >= NEARLY_ALL:
         best, late = max(row[0] for row in rows), float(np.mean([row[0] for row in cut]))
         is_capped = 0.0 < best < 1.0 and late > _NEARLY_BEST * best
-        seen = f"{measured}; no reply has a reward above {best:g}, the last ones have {late:.2f}"
+        seen = f"{measured}; the highest reward is {best:g}, the mean of the last ones {late:.2f}"
         return facts.finding("truncated", seen, confidence="likely" if is_capped else "possible")
     if min(share, share_at_first) < 0.2 or min(len(cut), len(ended)) < _MIN_REPLIES:
         return f"{measured} (at most 20 %)"
