@@ -173,6 +173,23 @@ def test_an_environment_that_fails_is_one_message(greetings, typed, wording):
     assert done.stderr == wording
 
 
+def test_an_error_that_repeats_is_printed_once_and_ends_the_rollouts(greetings):
+    (greetings / "greetings.py").write_text(
+        "from buckeye.envs.base import Outcome, Task\n"
+        "class Broken:\n"
+        "    name, splits = 'broken', ('train',)\n"
+        "    def tasks(self, split):\n"
+        "        return [Task(id='t', messages=({'role': 'user', 'content': 'Hi'},), data={})]\n"
+        "    async def rollout(self, task, policy):\n"
+        "        return Outcome(reward=None, error='no server')\n"
+        "def load_environment():\n"
+        "    return Broken()\n"
+    )
+    done = play(greetings, "greetings.py", "--policy", "random", "-n", "20", "--at-once", "1", code=1)
+    assert done.stdout == "t: no reward: no server\n"
+    assert "5 rollouts in a row; 15 of 20 not started" in done.stderr
+
+
 @pytest.mark.parametrize(
     "words",
     [("--task", "4"), ("--split", "eval"), ("--base-url", "http://127.0.0.1:1/v1"), ("--min-reward", "1")],

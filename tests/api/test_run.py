@@ -91,3 +91,13 @@ def test_rollout_is_a_line_and_printed_in_full(run):
     expected = "group=4, number=0, task_id='t1', reward=0.5, completion_tokens=3, reply='a a a'"
     assert repr(rollout) == f"RecordedRollout({expected})"
     assert {"reward          0.5", "Say a.a a a"} <= set(str(rollout).splitlines())
+
+
+@pytest.mark.skipif(find_spec("pandas") is not None, reason="pandas prints its own table")
+def test_metrics_without_pandas_are_printed_as_a_short_table(run):
+    rows = run.metrics()
+    first, *_, last = repr(rows).splitlines()
+    assert first.split()[:3] == ["step", "reward", "trainer/loss"]
+    assert last.startswith("2 rows of ")
+    assert rows[0] == dict(rows[0])
+    assert repr(type(rows)()) == "0 rows of 0 columns"

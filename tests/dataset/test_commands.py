@@ -8,6 +8,7 @@ import pytest
 from tests.command import run_here
 from tests.dataset.conftest import ROWS
 from tests.evaluation.chat_server import chat_server
+from tests.run.made_runs import made_run
 
 REWARD = """
 def reward(completions, answer, **columns):
@@ -18,6 +19,22 @@ def reward(completions, answer, **columns):
 def answer(body, number):
     first = body["messages"][-1]["content"].split()[2]
     return str(2 * int(first))
+
+
+def test_the_environment_of_a_run_is_checked(write, tmp_path):
+    write("prompts.jsonl", ROWS)
+    write("reward.py", REWARD)
+    run = made_run(tmp_path / "outputs" / "checked", working_directory=str(tmp_path))
+    env = {"id": "dataset", "args": {"path": "prompts.jsonl", "reward": ["reward.py"]}, "ratio": 1.0}
+    (run / "configs").mkdir(exist_ok=True)
+    (run / "configs" / "rl.json").write_text(json.dumps({"orchestrator": {"env": [env]}}))
+    done = run_here("env", "check", "checked", "--json", cwd=tmp_path / "outputs")
+    assert done.stderr == ""
+    assert done.returncode == 0
+    (run / "configs" / "rl.json").write_text(json.dumps({"orchestrator": {"env": [env, env]}}))
+    done = run_here("env", "check", "checked", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "buckeye env check --dataset prompts.jsonl --reward reward.py" in done.stderr
 
 
 def test_a_model_of_a_server_is_evaluated(write, tmp_path):

@@ -283,6 +283,14 @@ def test_the_baseline_reports_rewards_without_content_and_errors(wording):
         assert asyncio.run(environment_of(reward).baseline_report()) == wording
 
 
+def test_the_baseline_reports_the_reward_of_right_answers():
+    def exact(completion, answer):
+        return float(completion == answer)
+
+    assert "bare right answers get 1.000" in asyncio.run(environment_of(exact).baseline_report())
+    assert "right answers" not in asyncio.run(environment_of(lambda completion: 0.0).baseline_report())
+
+
 def test_a_slow_baseline_does_not_delay_the_run(monkeypatch):
     async def reward(completion):
         await asyncio.sleep(60)

@@ -96,3 +96,16 @@ def test_run_directory_names_its_newest_weights_when_the_run_has_ended(tmp_path)
     assert (refused.value.code, refused.value.at) == ("BK-MODEL-NOT-FOUND", "--model")
     assert resolve_run("org/model") == "org/model"
     assert resolve_run(str(ended / "weights" / "step_9")) == str(ended / "weights" / "step_9")
+
+
+def test_name_and_id_of_a_run_are_those_of_its_newest_weights(tmp_path, monkeypatch):
+    run = made_run(tmp_path / "my-run", run_id="feed1234")
+    (run / "weights" / "step_3").mkdir(parents=True)
+    empty = made_run(tmp_path / "no-weights", run_id="beef1234")
+    monkeypatch.chdir(tmp_path / "my-run")  # so that `my-run` does not exist here
+    for name in ("my-run", "feed12"):
+        assert resolve_run(name) == str(run / "weights" / "step_3")
+    assert resolve_run("unknown") == "unknown"
+    with pytest.raises(UsageError) as refused:
+        resolve_run(str(empty))
+    assert refused.value.code == "BK-MODEL-NOT-FOUND"

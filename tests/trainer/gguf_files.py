@@ -122,7 +122,37 @@ def _add_tensor(writer, name, values, numbers):
     elif numbers == "F16":
         writer.add_tensor(name, values.astype(np.float16))
     else:
-        writer.add_tensor(name, gguf.quants.quantize(values, kind), raw_dtype=kind)
+        writer.add_tensor(name, quantize(values, kind), raw_dtype=kind)
+
+
+def quantize(values, kind):
+    """Return the values as bytes of a quantized tensor. `gguf` can read Q4_K, but not write it."""
+    return quantize_q4_k(values) if kind.name == "Q4_K" else gguf.quants.quantize(values, kind)
+
+
+def quantize_q4_k(values):
+    """Return rows of values in Q4_K: super-blocks of 256 values, each with 8 blocks of 32.
+
+    A block is `d * scale * q - dmin * minimum` with q from 0 to 15, and 6 bits each for scale and minimum.
+    """
+    blocks = values.reshape(-1, 8, 32)
+    minima = np.maximum(-blocks.min(2), 0.0)
+    steps = (blocks.max(2) + minima) / 15
+    d, dmin = (np.float16(part.max(1, keepdims=True) / 63) for part in (steps, minima))
+    scale, low = (
+        np.clip(np.round(part / np.maximum(unit.astype(np.float32), 1e-9)), 0, 63).astype(np.uint8)
+        for part, unit in ((steps, d), (minima, dmin))
+    )
+    width, offset = (np.float32(unit) * part for unit, part in ((d, scale), (dmin, low)))
+    q = np.round((blocks + offset[..., None]) / np.maximum(width[..., None], 1e-9))
+    q = np.clip(q, 0, 15).astype(np.uint8).reshape(-1, 4, 2, 32)
+    packed = [
+        (scale[:, :4] | (scale[:, 4:] >> 4) << 6),
+        (low[:, :4] | (low[:, 4:] >> 4) << 6),
+        (scale[:, 4:] & 15 | (low[:, 4:] & 15) << 4),
+    ]
+    parts = [d.view(np.uint8), dmin.view(np.uint8), *packed, (q[:, :, 0] | q[:, :, 1] << 4).reshape(-1, 128)]
+    return np.concatenate(parts, axis=1).reshape(len(values), -1)
 
 
 def _add_tokenizer(writer, tokenizer, vocab_size):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from buckeye.api.environment import Rewards, flatten_settings, saved_arguments
 from buckeye.api.errors import with_python_errors
 from buckeye.api.process import RunProcess
+from buckeye.base.columns import align_columns, counted
 from buckeye.base.storage import step_directories
 from buckeye.envs.base import Environment
 from buckeye.envs.registry import CALLER_FILE
@@ -25,6 +26,10 @@ from buckeye.workers.caller import EnvironmentServer
 
 if TYPE_CHECKING:
     from buckeye.analysis.diagnosis.diagnose import Diagnosis
+
+
+_SHOWN_COLUMNS = ("step", "reward", "trainer/loss", "trainer/grad_norm", "orchestrator/is_truncated/mean")
+_MAX_COLUMNS, _EDGE_ROWS = 5, 5
 
 
 class TrainingRun:
@@ -182,9 +187,30 @@ def open_run(run: str | Path) -> TrainingRun:
     return TrainingRun(path if (path / "run.json").exists() else find_run(str(run)))
 
 
+class _Rows(list[dict[str, Any]]):
+    """List of dicts that is printed as a short table."""
+
+    def __repr__(self) -> str:
+        """Return the first columns of the first and the last rows."""
+        names = list(dict.fromkeys(name for row in self for name in row))
+        shown = [name for name in _SHOWN_COLUMNS if name in names] or names[:_MAX_COLUMNS]
+        shown += [name for name in names if name.startswith("eval/") and "@" in name and name not in shown]
+        rows = [[_shown_value(row.get(name)) for name in shown] for row in self]
+        if len(rows) > 2 * _EDGE_ROWS:
+            rows[_EDGE_ROWS:-_EDGE_ROWS] = [["..."] * len(shown)]
+        title = f"{counted(len(self), 'row')} of {counted(len(names), 'column')}"
+        if not self:
+            return title
+        return f"{align_columns([shown, *rows])}\n{title}, such as row['{names[-1]}']"
+
+
+def _shown_value(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else "-" if value is None else str(value)
+
+
 def _table(rows: Iterable[Mapping[str, Any]]) -> Any:
     """Return rows as a DataFrame if pandas is installed, else as a list of dicts without None."""
-    known = [{name: value for name, value in row.items() if value is not None} for row in rows]
+    known = _Rows({name: value for name, value in row.items() if value is not None} for row in rows)
     if find_spec("pandas") is None:
         return known
     import pandas

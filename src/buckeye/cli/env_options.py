@@ -137,13 +137,13 @@ def _environment_of_run(name: str) -> EnvConfig | None:
     from buckeye import runs
     from buckeye.config.environments import EnvConfig
     from buckeye.config.file_paths import resolve_file_paths
-    from buckeye.envs.registry import find_local_loader, is_file_id
+    from buckeye.envs.registry import find_local_loader
     from buckeye.launch.preflight.model import run_directory
     from buckeye.orchestrator.environments import check_command
     from buckeye.run_files.known_runs import current_record
 
     directory = run_directory(name)
-    if directory is None or (not is_file_id(name) and find_local_loader(name) is not None):
+    if directory is None or (not Path(name).exists() and find_local_loader(name) is not None):
         return None
     settings = runs.open(directory).setting("orchestrator.env") or []
     started_in = Path(current_record(directory).working_directory)

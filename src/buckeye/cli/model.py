@@ -37,10 +37,14 @@ def model_tiny(
     seed: Annotated[int, typer.Option(help="Seed of the random weights.")] = 0,
 ) -> None:
     """Create a small Qwen3-architecture model with random weights and a byte-level BPE tokenizer."""
-    from buckeye.trainer.model.tiny import TinySize, make_tiny_model
+    with status_line("importing torch"):
+        from buckeye.trainer.model.tiny import TinySize, make_tiny_model
 
     size = TinySize(vocab_size=vocab_size, layers=layers, hidden=hidden, max_length=max_length)
-    parameters = make_tiny_model(directory, texts=_read_texts(env, corpus), size=size, seed=seed)
+    with status_line(f"reading {corpus or f'the prompts of {env}'}") as show:
+        texts = _read_texts(env, corpus)
+        show("training the tokenizer, and writing the model")
+        parameters = make_tiny_model(directory, texts=texts, size=size, seed=seed)
     typer.echo(f"{directory}: Qwen3, {parameters:,} parameters, random weights")
 
 
@@ -56,18 +60,15 @@ def model_import(
     ] = "auto",
 ) -> None:
     """Convert a GGUF file to a model directory, with tokenizer and chat template."""
-    from buckeye.trainer.model.gguf import Precision, import_gguf
+    with status_line("importing torch"):
+        from buckeye.trainer.model.gguf import Precision, import_gguf
 
     if precision not in get_args(Precision):
         hint = f"Use {', '.join(get_args(Precision))}"
         message = f"--precision: no type {precision!r}"
         raise UsageError(message, code="BK-CLI-ARGUMENT", hint=hint)
-    parameters = import_gguf(
-        file,
-        directory,
-        report=lambda line: typer.echo(line, err=True),
-        precision=cast(Precision, precision),
-    )
+    with status_line(f"reading {file}") as show:
+        parameters = import_gguf(file, directory, report=show, precision=cast(Precision, precision))
     typer.echo(f"{directory}: {parameters:,} parameters, from {file}")
 
 

@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 import typer
 
 from buckeye import runs
+from buckeye.analysis.replay.start import find_start, require_kept
 from buckeye.base.storage import step_directories
 from buckeye.config.load import load_config
 from buckeye.config.trainer import TrainerConfig
@@ -46,6 +47,9 @@ def replay(
     if step is None:
         raise UsageError("--step is missing", code="BK-CLI-MISSING", hint="Add --step N, or --all")
     config = _trainer_settings(directory)
+    require_kept(directory, step)
+    if until in (None, "weights"):
+        find_start(directory, config, step)  # fails before torch is imported
     from buckeye.analysis.replay.replay_step import replay_step  # imports torch
     from buckeye.analysis.replay.texts import replay_text, replay_to_json
 

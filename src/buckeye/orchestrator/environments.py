@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from buckeye.base.columns import counted
 from buckeye.base.keys import check_variables
 from buckeye.base.process_guard import GUARD
 from buckeye.config.environments import EnvConfig, TrainEnvConfig
@@ -19,6 +20,7 @@ from buckeye.envs.settings import WorkerSettings, read_placement
 from buckeye.errors import UsageError
 from buckeye.inference.render import ChatRenderer
 from buckeye.mcp.environment import NAME as MCP
+from buckeye.monitor.intervals import wilson_interval
 from buckeye.monitor.log import SAMPLE
 from buckeye.orchestrator.rate_limits import Admission
 from buckeye.workers.loading import open_environment
@@ -30,6 +32,7 @@ HELD_OUT = "eval"
 _GIGABYTE = 10**9
 _SAMPLE = 32  # number of prompts to count
 _MAX_COMPARED = 2000  # tasks
+_MIN_HELD_OUT = 20  # tasks
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -114,6 +117,18 @@ def environment_names(settings: Sequence[EnvConfig]) -> list[str]:
     for name, s in zip(names, settings, strict=True):
         check_variables(name, s.variables)
     return names
+
+
+def few_tasks_warning(name: str, env_id: str, count: int) -> str | None:
+    """Return a warning if an environment has too few held-out tasks for a useful interval, else None."""
+    if count >= _MIN_HELD_OUT:
+        return None
+    low, high = wilson_interval(count / 2, count)
+    more = "; name more with --eval-dataset FILE" if env_id == DATASET else ""
+    return (
+        f"{name} has {counted(count, 'held-out task')}: the 95 % interval of an evaluation is up to "
+        f"{high - low:.2f} wide, so most improvements stay within it; use at least {_MIN_HELD_OUT}{more}"
+    )
 
 
 def check_command(env: EnvConfig) -> str:

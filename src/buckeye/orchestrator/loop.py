@@ -41,6 +41,7 @@ from buckeye.orchestrator.environments import (
     check_environments,
     choose_evaluation_split,
     fallback_note,
+    few_tasks_warning,
     load_environments,
     load_split,
     prompt_lengths,
@@ -184,7 +185,9 @@ class Orchestrator:
     def _check_splits(self) -> None:
         """Raise `UsageError` before the first step if tasks are missing or every prompt exceeds `seq_len`."""
         for settings, env in self.evaluations.environments:
-            load_split(env, choose_evaluation_split(env, settings.split))
+            tasks = load_split(env, choose_evaluation_split(env, settings.split))
+            if (warning := few_tasks_warning(env.name, settings.id, len(tasks))) is not None:
+                log.warning("%s", warning)
             if note := fallback_note(env, settings.split):
                 log.warning("%s", note)
         for env in self.environments:

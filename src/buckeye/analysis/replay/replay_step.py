@@ -9,29 +9,31 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import count, takewhile
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 import torch
 
+from buckeye.analysis.replay.start import (
+    STAGES,
+    ReplayStart,
+    Stage,
+    require_kept,
+    start_of,
+    starts,
+)
 from buckeye.base.process import RunIdentity, StopFlag
-from buckeye.base.storage import step_directories, step_directory
+from buckeye.base.storage import step_directories
 from buckeye.config.trainer import TrainedBatchesConfig, TrainerConfig
-from buckeye.errors import TransportError, UsageError
 from buckeye.trainer.rl import RLTrainer
 from buckeye.trainer.setup import build_learner, trainer_process
 from buckeye.transport.batches import Batch, TrainedBatch, read_trained_batch
-from buckeye.transport.checkpoint import CheckpointInfo, list_checkpoints, verify_checkpoint
-from buckeye.transport.weights import read_weights_manifest
-
-Stage = Literal["log-probs", "loss", "gradient", "weights"]
-STAGES: tuple[Stage, ...] = get_args(Stage)
-"""Stages of a step, in the order of computation."""
+from buckeye.transport.checkpoint import verify_checkpoint
 
 _MACHINE = ("torch", "device", "threads", "ranks")
 _CIRCUMSTANCES = ("buckeye", *_MACHINE)
@@ -62,15 +64,6 @@ class StageComparison:
     def within(self, tolerance: float) -> bool:
         """Return True if the difference is within rounding. Weights always are, because only hashes exist."""
         return self.stage == "weights" or (self.difference is not None and self.difference <= tolerance)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ReplayStart:
-    """Start of a replay: the state of the trainer before `step`, from `checkpoint` or the model at `path`."""
-
-    step: int
-    path: Path
-    checkpoint: CheckpointInfo | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -195,72 +188,6 @@ def trainer_in(
         trainer = RLTrainer(config, learner, StopFlag(), RunIdentity(run_id="replay", attempt=1))
         with trainer.output:
             yield trainer
-
-
-def require_kept(run: Path, step: int) -> TrainedBatch:
-    """Return the record of a trained step. Raise `UsageError` if its batch was not kept."""
-    try:
-        return read_trained_batch(run / "trained", step)[1]
-    except TransportError as error:
-        stored = _stored_steps(run / "trained")
-        hint = f"{error.hint}. {stored}" if error.hint else stored
-        raise UsageError(error.message, code=error.code, at=error.at, hint=hint) from error
-
-
-def _stored_steps(kept: Path) -> str:
-    steps = list(step_directories(kept))
-    if not steps:
-        return "No batch is stored: see the setting trainer.trained"
-    return f"Stored batches: steps {steps[0]} to {steps[-1]}"
-
-
-def start_of(run: Path, config: TrainerConfig, step: int, *, until: Stage) -> ReplayStart:
-    """Return the nearest start: a checkpoint, or the initial model of the run.
-
-    If `until` is not "weights", prefer the published weights of the step. Raise `UsageError` if no start
-    exists.
-    """
-    if until != "weights" and (alone := published(run, step)) is not None:
-        return alone
-    start = nearest(starts(run, config), set(step_directories(run / "trained")), step)
-    if start is not None:
-        if start.checkpoint is not None:
-            verify_checkpoint(start.checkpoint)
-        return start
-    raise UsageError(
-        f"cannot replay step {step}: {run} has no earlier checkpoint with all batches after it",
-        code="BK-RUN-NO-DATA",
-        hint=f"use `--until gradient` (needs only weights/step_{step}). {_stored_steps(run / 'trained')}",
-    )
-
-
-def published(run: Path, step: int) -> ReplayStart | None:
-    """Return the published weights of a step, or None. They allow a replay of the step up to its gradient."""
-    path = step_directory(run / "weights", step)
-    if not (path / "config.json").is_file():
-        return None
-    read_weights_manifest(path)
-    return ReplayStart(step=step, path=path)
-
-
-def starts(run: Path, config: TrainerConfig) -> list[ReplayStart]:
-    """Return the starts that can recompute whole steps, by step: the initial model, and the checkpoints."""
-    model = Path(config.model.name)
-    first = [ReplayStart(step=0, path=model)] if model.is_dir() else []
-    checkpoints = list_checkpoints(run / "checkpoints")
-    return [*first, *(ReplayStart(step=info.step, path=info.path, checkpoint=info) for info in checkpoints)]
-
-
-def nearest(found: Sequence[ReplayStart], kept: Collection[int], step: int) -> ReplayStart | None:
-    """Return the last start at or before a step, with all batches in between in `kept`, or None."""
-    return next(
-        (
-            start
-            for start in reversed(found)
-            if start.step <= step and all(number in kept for number in range(start.step, step))
-        ),
-        None,
-    )
 
 
 def _in_scratch(

@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from buckeye.analysis.replay.replay_step import ReplayStart, trainer_in
+from buckeye.analysis.replay.replay_step import trainer_in
+from buckeye.analysis.replay.start import ReplayStart
 from buckeye.base.storage import step_directories
 from buckeye.config.load import load_config
 from buckeye.config.trainer import ConstantSchedulerConfig, TrainerConfig

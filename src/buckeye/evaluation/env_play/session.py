@@ -24,6 +24,7 @@ from buckeye.evaluation.run_eval import model_server
 from buckeye.orchestrator.environments import NamedEnvironment
 
 RANDOM_POLICY = "random"
+_MOST_FAILURES = 5
 
 
 class ChatFile:
@@ -67,6 +68,33 @@ class ChatFile:
         )
 
 
+class _Failures:
+    """Consecutive rollouts with one error. After `_MOST_FAILURES` of them, no rollout starts."""
+
+    def __init__(self, total: int) -> None:
+        self._total, self._count, self._ended = total, 0, 0
+        self._error: str | None = None
+        self.stopped: Outcome | None = None
+
+    def add(self, outcome: Outcome) -> bool:
+        """Count a rollout. Return True unless its error was printed before."""
+        self._ended += 1
+        repeats = outcome.reward is None and outcome.error == self._error
+        self._count = self._count + 1 if repeats else int(outcome.reward is None)
+        self._error = outcome.error if outcome.reward is None else None
+        if self._count >= _MOST_FAILURES:
+            self.stopped = outcome
+        return not repeats
+
+    @property
+    def text(self) -> str:
+        """Text about a repeated error; empty without one."""
+        if self._count < 2:
+            return ""
+        left = f"; {self._total - self._ended} of {self._total} not started" if self.stopped else ""
+        return f"the last error occurred in {self._count} rollouts in a row{left}"
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlaySession:
     """Session that runs rollouts, `at_once` at a time.
@@ -90,6 +118,7 @@ class PlaySession:
     ) -> list[Outcome]:
         """Run a rollout for each number, on the task of this index modulo the number of tasks."""
         slots = asyncio.Semaphore(1 if self.policy is None else self.at_once)
+        failures = _Failures(len(numbers))
         shown = len(numbers) == 1 or self.policy is None
 
         async with self._policy_factory() as make_policy:
@@ -98,16 +127,22 @@ class PlaySession:
                 task = tasks[number % len(tasks)]
                 say: Callable[[str], None] = self._say if shown else lambda text: None
                 async with slots:
+                    if failures.stopped is not None:
+                        return failures.stopped
                     say(f"{env.name}, task {number % len(tasks) + 1} of {len(tasks)}: {task.id}")
                     policy = PrintingPolicy(make_policy(number), say)
                     name = self.policy or "person"
                     record = await run_and_record(env, task, policy, name, timeout=self.timeout)
-                self._print_record(record, shown=shown)
+                if failures.add(record.outcome) or self.as_json:
+                    self._print_record(record, shown=shown)
                 if self.chats is not None:
                     self.chats.add(record)
                 return record.outcome
 
-            return await asyncio.gather(*map(run_one, numbers))
+            outcomes = await asyncio.gather(*map(run_one, numbers))
+        if failures.text and not self.as_json:
+            print(failures.text, file=sys.stderr)
+        return outcomes
 
     @asynccontextmanager
     async def _policy_factory(self) -> AsyncIterator[Callable[[int], Policy]]:

@@ -6,6 +6,7 @@ import contextlib
 import io
 import logging
 import math
+import re
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from buckeye.errors import THIRD_PARTY_ERRORS, BuckeyeError, UsageError
 
 Precision = Literal["auto", "float32", "bfloat16"]
 
+_SHARE = re.compile(r"(\d+)%\|")
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _ROPE_FACTORS = "rope_freqs.weight"
@@ -33,7 +35,7 @@ def import_gguf(
 ) -> int:
     """Write the model in a GGUF file to a model directory. Return the number of parameters.
 
-    `report` gets a line at the start of each stage, because a large file takes minutes. With the precision
+    `report` gets the state of the conversion, because a large file takes minutes. With the precision
     `auto`, weights are float32 if all weights in the file are, else bfloat16. Raise `UsageError` if
     transformers cannot read the whole model, or if the directory exists.
     """
@@ -49,7 +51,7 @@ def import_gguf(
     try:
         content = _read_content(file)
         report(f"converting {content.elements:,} weights and the tokenizer")
-        model, tokenizer = _load(file, content)
+        model, tokenizer = _load(file, content, report)
     except BuckeyeError:
         raise
     except THIRD_PARTY_ERRORS as error:
@@ -137,19 +139,32 @@ def _read_content(file: Path) -> _Content:
     )
 
 
-def _load(file: Path, content: _Content) -> tuple[Any, Any]:
+class _Progress(io.StringIO):
+    """Stream that reports the share of transformers' progress bars, which cannot be turned off."""
+
+    def __init__(self, report: Callable[[str], None]) -> None:
+        super().__init__()
+        self._report = report
+
+    def write(self, text: str) -> int:
+        if (share := _SHARE.search(text)) is not None:
+            self._report(f"converting the weights: {share[1]} %")
+        return len(text)
+
+
+def _load(file: Path, content: _Content, report: Callable[[str], None]) -> tuple[Any, Any]:
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
     logging.getLogger("transformers").setLevel(logging.ERROR)  # hides the warning about dequantization
     names = {"pretrained_model_name_or_path": str(file.absolute().parent), "gguf_file": file.name}
-    with contextlib.redirect_stderr(io.StringIO()):  # transformers' progress bars cannot be turned off
+    with contextlib.redirect_stderr(_Progress(report)):
         tokenizer = AutoTokenizer.from_pretrained(**names, local_files_only=True)
         config = AutoConfig.from_pretrained(**names, local_files_only=True)
         if content.head_dim is not None and hasattr(config, "head_dim"):
             config.head_dim = content.head_dim
         if content.rope_factors is not None:
             config.rope_parameters = _llama3_rope(file, config, content.rope_factors)
-        model, report = AutoModelForCausalLM.from_pretrained(
+        model, loaded = AutoModelForCausalLM.from_pretrained(
             **names,
             config=config,
             dtype=torch.float32,
@@ -157,9 +172,9 @@ def _load(file: Path, content: _Content) -> tuple[Any, Any]:
             output_loading_info=True,
             ignore_mismatched_sizes=True,
         )
-    if report["missing_keys"]:
-        raise _unsupported_error(file, f"it has no weights for {min(report['missing_keys'])}")
-    for name, found, expected in sorted(report["mismatched_keys"]):
+    if loaded["missing_keys"]:
+        raise _unsupported_error(file, f"it has no weights for {min(loaded['missing_keys'])}")
+    for name, found, expected in sorted(loaded["mismatched_keys"]):
         raise _unsupported_error(file, f"{name} has the shape {tuple(found)} instead of {tuple(expected)}")
     return model, tokenizer
 
