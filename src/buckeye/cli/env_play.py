@@ -88,11 +88,12 @@ def play(
     from buckeye.evaluation.chat_policy import ChatSampling
     from buckeye.evaluation.env_play.session import RANDOM_POLICY, ChatFile, PlaySession
     from buckeye.launch.mcp_gateways import local_gateway
-    from buckeye.launch.preflight.model import resolve_run
+    from buckeye.launch.preflight.model import check_model_name, resolve_run
 
     _refuse_unused_flags(base_url, policy, min_reward, save)
     if policy not in (None, RANDOM_POLICY) and base_url is None:
         policy = resolve_run(policy, at="--policy")
+        check_model_name(policy, at="--policy")  # before the environment is loaded
     given = environment_args(arg, args) | column_arguments(reward, prompt_column, answer_column)
     environment = environment_config(env, dataset, reward, given, variables)
     session = PlaySession(
