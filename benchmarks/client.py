@@ -1,9 +1,12 @@
 """Measure the client's cost of requests: thousands of concurrent rollouts on one server.
 
-    python benchmarks/client.py [--rollouts 8192] [--turns 2] [--backend torch|vllm]
+    python benchmarks/client.py [--rollouts 8192] [--turns 2] [--backend torch|vllm|none]
+        [--backlog 4096] [--resets 0.1] [--descriptors 1024]
 
 A rollout requests 16 tokens after 32 prompt tokens, then again with the longer prompt. The server is another
-process, with a model of 3 M random parameters. Prints processor time, which other processes affect little,
+process, with a model of 3 M random parameters; or with `none`, `client_server.py`, which has no model. Its
+queue of new connections holds `backlog`, and it resets a share of the connections. Prints processor time,
+which other processes affect little,
 the memory of the client, and whether the server was considered dead. Fails if a rollout is lost.
 """
 
@@ -12,9 +15,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import resource
+import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -41,27 +48,48 @@ async def rollout(client: InferenceClient, prompt: Sequence[int], seed: int, tur
         ids += generation.token_ids
 
 
-async def measure(rollouts: int, turns: int, backend: str, folder: Path) -> None:
-    """Run all rollouts at once, and print their cost."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Server:
+    """Server to measure, and its process."""
+
+    url: str
+    key: str | None
+    model: str
+    process: psutil.Process
+
+
+@asynccontextmanager
+async def started_server(backend: str, backlog: int, resets: float) -> AsyncIterator[Server]:
+    """Start the server, and stop it at the end."""
+    if backend == "none":
+        args = (sys.executable, str(Path(__file__).with_name("client_server.py")), str(backlog), str(resets))
+        process = await asyncio.create_subprocess_exec(*args, stdout=subprocess.PIPE)
+        assert process.stdout is not None
+        port = int(await process.stdout.readline())
+        yield Server(url=f"http://127.0.0.1:{port}", key=None, model="m", process=psutil.Process(process.pid))
+        process.kill()
+        await process.wait()
+        return
     config = InferenceConfig.model_validate({"backend": backend, "log": {"level": "warning"}})
+    with tempfile.TemporaryDirectory() as folder:
+        async with served_model(make_model(Path(folder), SIZE), config=config) as served:
+            (engine,) = psutil.Process().children()
+            yield Server(url=served.base_url, key=served.api_key, model=served.model, process=engine)
+
+
+async def measure(rollouts: int, turns: int, server: Server) -> None:
+    """Run all rollouts at once, and print their cost."""
     prompts = random_prompts(rollouts, MODELS[SIZE]["vocab_size"], seed=0)
-    async with served_model(make_model(folder, SIZE), config=config) as served:
-        (engine,) = psutil.Process().children()
-        client = InferenceClient(
-            [served.base_url], api_key=served.api_key, timeout=DEADLINE, model=served.model
-        )
-        async with client:
-            await client.wait_ready(DEADLINE)
-            await rollout(client, prompts[0], 0, 1)  # imports and the first connection are not part of it
-            before = psutil.Process().memory_info().rss
-            began, ours, theirs = time.monotonic(), time.process_time(), spent(engine)
-            await asyncio.gather(*(rollout(client, p, i, turns) for i, p in enumerate(prompts)))
-            ours, theirs, seconds = (
-                time.process_time() - ours,
-                spent(engine) - theirs,
-                time.monotonic() - began,
-            )
-            metrics = client.metrics()
+    client = InferenceClient([server.url], api_key=server.key, timeout=DEADLINE, model=server.model)
+    async with client:
+        await client.wait_ready(DEADLINE)
+        await rollout(client, prompts[0], 0, 1)  # imports and the first connection are not part of it
+        before = psutil.Process().memory_info().rss
+        began, ours, theirs = time.monotonic(), time.process_time(), spent(server.process)
+        await asyncio.gather(*(rollout(client, p, i, turns) for i, p in enumerate(prompts)))
+        ours, theirs = time.process_time() - ours, spent(server.process) - theirs
+        seconds = time.monotonic() - began
+        metrics = client.metrics()
     calls = rollouts * turns
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10 - before / 2**20
     print(
@@ -83,11 +111,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--rollouts", type=int, default=8192)
     parser.add_argument("--turns", type=int, default=2)
-    parser.add_argument("--backend", choices=("torch", "vllm"), default="torch")
+    parser.add_argument("--backend", choices=("torch", "vllm", "none"), default="torch")
+    parser.add_argument("--backlog", type=int, default=4096)
+    parser.add_argument("--resets", type=float, default=0.0)
+    parser.add_argument("--descriptors", type=int)
     args = parser.parse_args()
     raise_open_files_limit()
-    with tempfile.TemporaryDirectory() as folder:
-        asyncio.run(measure(args.rollouts, args.turns, args.backend, Path(folder)))
+    if args.descriptors is not None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (args.descriptors, args.descriptors))
+
+    async def run() -> None:
+        async with started_server(args.backend, args.backlog, args.resets) as server:
+            await measure(args.rollouts, args.turns, server)
+
+    asyncio.run(run())
 
 
 if __name__ == "__main__":

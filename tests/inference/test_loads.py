@@ -5,10 +5,7 @@ import threading
 from collections import Counter
 from dataclasses import replace
 
-import httpcore
 import pytest
-
-from tests.waiting import HANG
 
 from .test_client import GENERATE, IDS
 from .test_replicas import PARAMS, another_replica, one_replica, slow, update, watching
@@ -41,23 +38,20 @@ async def test_broken_connection_to_a_silent_server_takes_it_out(a, b):
     assert (metrics["inference/0/failures"], metrics["inference/1/failures"]) == (1, 0)
 
 
-async def test_request_cost_does_not_grow_with_their_number(a, monkeypatch):
-    """A pool of connections would check every connection for each request."""
-    looks = Counter()
-    is_closed = httpcore.AsyncHTTPConnection.is_closed
-
-    def counted(connection):
-        looks["now"] += 1
-        return is_closed(connection)
-
-    monkeypatch.setattr(httpcore.AsyncHTTPConnection, "is_closed", counted)
-    async with watching([a]) as client:
-        for count in (8, 320):
-            together = threading.Barrier(count)  # wait until all requests are in flight
-            a.on_generate = lambda together=together: together.wait(HANG)
-            await asyncio.gather(*(client.generate([i], PARAMS) for i in range(count)))
-            looks[count] = looks.pop("now") / count
-    assert looks[320] < 2 * looks[8]
+async def test_requests_beyond_the_connections_wait_in_order_without_a_timeout(a):
+    a.max_num_seqs = 4
+    answer = a.answers[GENERATE]
+    a.answers[GENERATE] = lambda body: slow(answer, 0.1)(body)
+    async with watching([a], timeout=1.5) as client:
+        sessions = [client.session() for _ in range(100)]
+        calls = [asyncio.create_task(s.generate([i], PARAMS)) for i, s in enumerate(sessions)]
+        await asyncio.sleep(0)
+        assert client.metrics()["inference/queued"] == 95
+        await sessions[99].abort()
+        generations = await asyncio.gather(*calls)
+        assert client.metrics()["inference/queued"] == 0
+    assert [g.finish_reason for g in generations] == ["stop"] * 99 + ["abort"]
+    assert Counter(prompt[0] for prompt in a.prompts) == Counter(range(99))
 
 
 async def played_through(client, updating):

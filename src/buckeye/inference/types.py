@@ -6,7 +6,7 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-import httpx
+import msgspec
 
 FinishReason = Literal["stop", "length", "abort"]
 """Reason for the end of a sequence: a stop token or string, a token limit, or an abort by the server."""
@@ -81,9 +81,9 @@ def parse_generation(choice: dict[str, Any]) -> Generation:
     )
 
 
-def error_message(response: httpx.Response) -> str:
-    """Return the error message of a server's response."""
+def error_message(body: bytes) -> str:
+    """Return the error message of the body of a server's reply."""
     try:
-        return str(response.json()["error"]["message"])
-    except (ValueError, KeyError, TypeError):
-        return response.text[:_MAX_SHOWN_CHARACTERS] or "no message"
+        return str(msgspec.json.decode(body)["error"]["message"])
+    except (msgspec.DecodeError, KeyError, TypeError):
+        return body.decode(errors="replace")[:_MAX_SHOWN_CHARACTERS] or "no message"

@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import resource
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
-
-import httpx
 
 from buckeye.errors import InferenceError
 from buckeye.inference.client.fleet import Fleet
@@ -28,6 +28,7 @@ from buckeye.transport.weights import Canary
 _RECOVERY_SECONDS = 60.0
 _HEARTBEAT_SECONDS = 60.0  # an engine does not reply while it computes a long prompt on a slow CPU
 _MAX_LOSSES = 8
+_MAX_CONNECTIONS = 4096  # to one server; Buckeye's server accepts no more
 _ABORT_RETRY_SECONDS = 0.02
 
 T = TypeVar("T")
@@ -42,6 +43,7 @@ class SamplingSession:
     def __init__(self, client: InferenceClient) -> None:
         self._client = client
         self._open: dict[str, Replica] = {}
+        self._queued: set[asyncio.Timeout] = set()
         self._aborted = False
         self.replica: Replica | None = None
 
@@ -50,7 +52,7 @@ class SamplingSession:
 
         async def call(replica: Replica) -> Generation:
             if self._aborted:
-                return Generation(token_ids=[], logprobs=[], versions=[], finish_reason="abort")
+                return _aborted_generation()
             request_id = uuid.uuid4().hex
             self._open[request_id] = replica
             try:
@@ -61,7 +63,10 @@ class SamplingSession:
             return generation
 
         cost = len(prompt_ids) + params.max_tokens
-        return await self._client.call_replica(call, cost, prefer=self.replica)
+        try:
+            return await self._client.call_replica(call, cost, prefer=self.replica, queued=self._queued)
+        except TimeoutError:
+            return _aborted_generation()  # `abort` removed the request from the queue
 
     async def abort(self) -> None:
         """Abort the running requests, and wait until they end.
@@ -70,6 +75,8 @@ class SamplingSession:
         started by this run may be unable to abort requests. It then completes the requests.
         """
         self._aborted = True
+        for queued in self._queued:
+            queued.reschedule(asyncio.get_running_loop().time())
         pause = _ABORT_RETRY_SECONDS
         while self._open:
             for request_id, replica in list(self._open.items()):
@@ -79,11 +86,16 @@ class SamplingSession:
             pause *= 2
 
 
+def _aborted_generation() -> Generation:
+    return Generation(token_ids=[], logprobs=[], versions=[], finish_reason="abort")
+
+
 class InferenceClient:
     """Client of several inference servers. Use it as an async context manager, and call `wait_ready` first.
 
     `model` is the name of the model that the servers must serve. `timeout` is the time limit of every call,
-    in seconds. Methods raise `InferenceError`, whose message names the server and the request.
+    in seconds, without the time that the call waits for a slot of a server. Methods raise `InferenceError`,
+    whose message names the server and the request.
 
     After `wait_ready` the client monitors the servers. It excludes a server that ends, restarts, or does not
     reply within `heartbeat_timeout` seconds, and retries the server's requests on other servers. It uses the
@@ -111,18 +123,20 @@ class InferenceClient:
                 code="BK-CONFIG-MISSING",
                 hint="set orchestrator.client.base_url",
             )
-        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        certificates = httpx.create_ssl_context()
-
-        def connect() -> httpx.AsyncClient:
-            # httpx needs no timeout, because `Replica.request` limits the time
-            return httpx.AsyncClient(headers=headers, timeout=None, trust_env=False, verify=certificates)  # noqa: S113
-
+        open_files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         self._replicas = [
-            Replica(index, url, model=model, timeout=timeout, connect=connect)
+            Replica(
+                index,
+                url,
+                api_key=api_key,
+                model=model,
+                timeout=timeout,
+                heartbeat_timeout=heartbeat_timeout,
+                max_connections=max(1, min(_MAX_CONNECTIONS, open_files // 2 // len(base_urls))),
+            )
             for index, url in enumerate(base_urls)
         ]
-        self._router = Router(self._replicas, timeout=timeout)
+        self._router = Router(self._replicas)
         self._fleet = Fleet(
             self._replicas,
             self._router,
@@ -141,7 +155,7 @@ class InferenceClient:
     ) -> None:
         await self._fleet.close()
         for replica in self._replicas:
-            await replica.close()
+            replica.close()
 
     async def wait_ready(self, timeout: float) -> None:
         """Wait up to `timeout` seconds until every server is healthy, then start to monitor the servers.
@@ -229,8 +243,9 @@ class InferenceClient:
         """Return counts since the start, and the current state. Names of server i begin `inference/<i>/`."""
         return {
             **self._fleet.metrics(),
-            "inference/requeued": self._requeued,
+            "inference/requeued": self._requeued + sum(replica.drops for replica in self._replicas),
             "inference/waiting": self._router.num_waiting_rollouts,
+            "inference/queued": self._router.num_queued_requests,
         }
 
     async def _generate_part(
@@ -251,16 +266,26 @@ class InferenceClient:
         *,
         prefer: Replica | None,
         exclusive: bool = False,
+        queued: set[asyncio.Timeout] | None = None,
     ) -> T:
-        """Run `call` on one server, and return its result. If the server is lost, retry on another server."""
+        """Run `call` on one server, and return its result. If the server is lost, retry on another server.
+
+        While the call waits for a server, `queued` contains its timeout. Raise `TimeoutError` if it expires.
+        """
+        queued = set() if queued is None else queued
         for _ in range(_MAX_LOSSES):
-            replica = await self._router.acquire(cost, prefer=prefer, exclusive=exclusive)
+            async with asyncio.timeout(None) as wait:
+                queued.add(wait)
+                try:
+                    replica = await self._router.acquire(cost, prefer=prefer, exclusive=exclusive)
+                finally:
+                    queued.discard(wait)
             epoch = replica.epoch
             try:
                 with replica.busy_clock:
-                    return await call(replica)
+                    return await replica.retry_drops(partial(call, replica))
             except ReplicaLostError as error:
-                await self._fleet.handle_lost_call(replica, epoch, error)
+                self._fleet.handle_lost_call(replica, epoch, error)
                 self._requeued += 1
                 last = error
             finally:

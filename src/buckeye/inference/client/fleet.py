@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from buckeye.errors import InferenceError
 from buckeye.inference.client.canary import CanaryResult
-from buckeye.inference.client.replica import ConnectionDroppedError, Replica, ReplicaLostError, gather_results
+from buckeye.inference.client.replica import Replica, ReplicaLostError, gather_results
 from buckeye.inference.client.router import Router
 from buckeye.inference.client.weight_update import TargetWeights, load_weights, run_canary
 from buckeye.monitor.log import SUCCESS
@@ -73,15 +73,14 @@ class Fleet:
             if task.done():
                 task.result()
 
-    async def handle_lost_call(self, replica: Replica, epoch: int, error: ReplicaLostError) -> None:
-        """Exclude the server of a failed call. If only a connection broke, first check the server.
+    def handle_lost_call(self, replica: Replica, epoch: int, error: ReplicaLostError) -> None:
+        """Exclude the server of a failed call.
 
         `epoch` is `replica.epoch` at the start of the call. Do nothing if the epoch is different now, because
         the server was excluded during the call.
         """
-        if isinstance(error, ConnectionDroppedError) and await replica.is_alive(self._heartbeat_timeout):
-            return
-        self._take_out_once(replica, epoch, _reason(error))
+        if replica.epoch == epoch and replica.is_up:
+            self._take_out(replica, _reason(error))
 
     def metrics(self) -> dict[str, float]:
         """Return metrics of every server, and the largest difference of the newest canaries."""
@@ -117,10 +116,12 @@ class Fleet:
             raise failed[0]
         for replica, epoch, error in zip(replicas, epochs, errors, strict=True):
             if isinstance(error, ReplicaLostError):
-                self._take_out_once(replica, epoch, _reason(error))
+                self.handle_lost_call(replica, epoch, error)
             elif error is not None:
                 self._fail(replica, _reason(error))
-        self._router.release(await self._router.acquire(0), 0)  # wait until a server is up
+        while not any(replica.is_up for replica in self._replicas):
+            self._router.check()
+            await asyncio.sleep(_REVIVE_SECONDS)
 
     async def _sync(self, replica: Replica, target: TargetWeights) -> None:
         """Load the weights into a server, and check its canary.
@@ -129,7 +130,7 @@ class Fleet:
         because the request of the canary waits in the server's queue.
         """
         async with replica.update_lock:
-            await load_weights(replica, target)
+            await replica.retry_drops(lambda: load_weights(replica, target))
             if replica.tokens_in_flight == 0 or not replica.is_up:
                 await self._check_canary(replica, target)
                 return
@@ -141,7 +142,8 @@ class Fleet:
         """Raise `InferenceError` if the log-probs of a server differ from the trainer's for the canary."""
         if target.canary is None:
             return
-        result = await run_canary(replica, target, target.canary, self._canaries.get(replica))
+        canary, previous = target.canary, self._canaries.get(replica)
+        result = await replica.retry_drops(lambda: run_canary(replica, target, canary, previous))
         if result is None:
             return
         self._canaries[replica] = result
@@ -159,7 +161,7 @@ class Fleet:
         try:
             await self._check_canary(replica, target)
         except ReplicaLostError as error:
-            await self.handle_lost_call(replica, epoch, error)
+            self.handle_lost_call(replica, epoch, error)
         except InferenceError as error:
             if replica.epoch == epoch and replica.is_up:
                 self._fail(replica, _reason(error))
@@ -184,8 +186,11 @@ class Fleet:
                     hint="start the inference server, or check orchestrator.client.base_url",
                 )
             await asyncio.sleep(_READY_POLL_SECONDS)
-        await replica.check_model()
-        replica.process_id = await replica.identify(timeout=self._heartbeat_timeout)
+        await replica.retry_drops(replica.check_model)
+        replica.process_id = await self._identify(replica)
+
+    async def _identify(self, replica: Replica) -> str:
+        return await replica.retry_drops(lambda: replica.identify(timeout=self._heartbeat_timeout))
 
     async def _monitor(self, replica: Replica) -> None:
         while True:
@@ -205,9 +210,11 @@ class Fleet:
         if replica.update_lock.locked():
             return
         try:
-            await replica.request("GET", "/health", timeout=self._heartbeat_timeout)
+            await replica.retry_drops(
+                lambda: replica.request("GET", "/health", timeout=self._heartbeat_timeout)
+            )
         except ReplicaLostError as error:
-            await self.handle_lost_call(replica, epoch, error)
+            self.handle_lost_call(replica, epoch, error)
             return
         except InferenceError as error:
             if (
@@ -219,18 +226,14 @@ class Fleet:
                 self._on_restart_needed(replica.url, _reason(error))
             return
         try:
-            process = await replica.identify(timeout=self._heartbeat_timeout)
+            process = await self._identify(replica)
         except ReplicaLostError as error:
-            await self.handle_lost_call(replica, epoch, error)
+            self.handle_lost_call(replica, epoch, error)
         except InferenceError:
             log.debug("%s is alive, but its engine is busy", replica.url)
         else:
             if process != replica.process_id and replica.epoch == epoch:
                 self._take_out(replica, "it was restarted")
-
-    def _take_out_once(self, replica: Replica, epoch: int, reason: str) -> None:
-        if replica.epoch == epoch and replica.is_up:
-            self._take_out(replica, reason)
 
     def _take_out(self, replica: Replica, reason: str) -> None:
         log.warning("%s is not used until it recovers: %s", replica.url, reason)
@@ -265,7 +268,7 @@ class Fleet:
             if not await replica.is_healthy():
                 return
             await replica.check_model()
-            process = await replica.identify(timeout=self._heartbeat_timeout)
+            process = await self._identify(replica)
             if self._refused.get(replica) == (process, self._target):
                 return  # the server has failed with this process and these weights
             await self._sync_newest(replica)

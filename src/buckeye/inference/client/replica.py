@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import math
+import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
-import httpx
+import msgspec
 
 from buckeye.errors import InferenceError
+from buckeye.inference.client.http import Connections, Reply
 from buckeye.inference.types import (
     Generation,
     SamplingParams,
@@ -22,8 +23,11 @@ from buckeye.inference.types import (
 )
 from buckeye.monitor.metrics import BusyClock
 
-_IDLE_CONNECTIONS = 256  # kept for the next requests
 _HEALTH_SECONDS = 5.0
+_HEALTH_PAUSES = (0.05, 0.1, 0.2, 0.4, 0.8, 0.0)  # after each broken connection of a health check
+_MAX_DROPS = 16
+_LONGEST_PAUSE = 2.0
+_DEFAULT_REQUESTS = 1024  # sent at a time to a server that does not report its capacity
 
 T = TypeVar("T")
 
@@ -35,11 +39,7 @@ class ReplicaLostError(InferenceError):
 
 
 class ConnectionDroppedError(ReplicaLostError):
-    """The connection broke before a reply.
-
-    The server may be healthy. With thousands of simultaneous connections, the operating system resets the
-    connections that the server does not accept soon enough.
-    """
+    """The connection broke before the end of a reply. The server may be healthy."""
 
 
 class ReplyTimeoutError(InferenceError):
@@ -55,15 +55,22 @@ class RefusedError(InferenceError):
 
 
 class Replica:
-    """Client of one inference server. `timeout` is the default time limit of a call, in seconds.
+    """Client of one inference server.
 
-    Every connection uses a separate httpx client, which `connect` returns. With one httpx client for all
-    connections, a request would take 19 ms of CPU at 256 connections, and four times as much at twice as
-    many. A separate client uses 3 kB.
+    `timeout` is the default time limit of a call, and `heartbeat_timeout` that of a health check, in seconds.
+    At most `max_connections` requests may be in flight.
     """
 
     def __init__(
-        self, index: int, url: str, *, model: str, timeout: float, connect: Callable[[], httpx.AsyncClient]
+        self,
+        index: int,
+        url: str,
+        *,
+        api_key: str | None,
+        model: str,
+        timeout: float,
+        heartbeat_timeout: float,
+        max_connections: int,
     ) -> None:
         self.index = index
         self.url = url.rstrip("/").removesuffix("/v1")
@@ -86,19 +93,18 @@ class Replica:
         self.requests_in_flight = self.tokens_in_flight = 0
         """Number of current requests, and the sum of their prompt tokens and `max_tokens`."""
         self.busy_clock = BusyClock()
-        self.requests = self.tokens = self.restarts = 0
-        """Numbers of completed generations, of their sampled tokens, and of restarts of the server."""
+        self.requests = self.tokens = self.restarts = self.drops = 0
+        """Numbers of completed generations, sampled tokens, restarts of the server and broken connections."""
         self.last_reply_at = 0.0
-        """Time of the last reply of any kind, on the monotonic clock."""
+        """Time of the last reply that was not a server error, on the monotonic clock."""
         self.update_lock = asyncio.Lock()
         """Held during a weight update."""
         self._model = model
-        self._timeout = timeout
-        self._connect = connect
-        self._idle: list[httpx.AsyncClient] = []
-        self._in_use: set[httpx.AsyncClient] = set()
-        # Health checks have their own connection, because a new one would wait behind thousands of others.
-        self._health = connect()
+        self._timeout, self._heartbeat_timeout = timeout, heartbeat_timeout
+        self._max_connections = max_connections
+        self._connections = Connections(self.url, api_key=api_key)
+        # Health checks have their own connection, because a new one would wait behind many others.
+        self._health = Connections(self.url, api_key=api_key)
         self._health_lock = asyncio.Lock()
         self._calls: set[asyncio.Timeout] = set()
 
@@ -109,13 +115,23 @@ class Replica:
 
     @property
     def free_slots(self) -> float:
-        """Number of further requests to send to the server. Infinity if `max_num_seqs` is unknown.
+        """Number of further rollouts to start. Infinity if `max_num_seqs` is unknown."""
+        return math.inf if self.max_num_seqs is None else self.max_requests - self.requests_in_flight
+
+    @property
+    def max_requests(self) -> int:
+        """Number of requests to send at a time. The others wait in the router.
 
         The server gets a quarter more requests than it decodes at a time, so that its queue is never empty.
         """
-        if self.max_num_seqs is None:
-            return math.inf
-        return self.max_num_seqs + math.ceil(self.max_num_seqs / 4) - self.requests_in_flight
+        decoded = self.max_num_seqs
+        capacity = _DEFAULT_REQUESTS if decoded is None else decoded + math.ceil(decoded / 4)
+        return min(capacity, self._max_connections)
+
+    @property
+    def has_slot(self) -> bool:
+        """True if a request may be sent now."""
+        return self.is_up and self.requests_in_flight < self.max_requests
 
     def exclude(self, reason: str) -> None:
         """Exclude the server from further requests. Pending calls raise `ReplicaLostError`."""
@@ -126,35 +142,70 @@ class Replica:
             if not call.expired():
                 call.reschedule(now)
 
-    async def close(self) -> None:
+    def close(self) -> None:
         """Close all connections, including those of cancelled calls."""
-        for connection in (*self._idle, *self._in_use, self._health):
-            await connection.aclose()
+        self._connections.close()
+        self._health.close()
 
     # --- requests ---
 
     async def is_healthy(self, timeout: float = _HEALTH_SECONDS) -> bool:
         """Return True if the server answers GET /health within `timeout` seconds.
 
-        The engine of the server is not involved, so a busy engine does not delay the answer.
+        The engine of the server is not involved, so a busy engine does not delay the answer. Several broken
+        connections in a row count as no answer.
         """
         try:
             async with asyncio.timeout(timeout):
-                return (await self._request("GET", "/health", None)).status_code == 200
-        except (httpx.TransportError, TimeoutError):
-            return False
+                for pause in _HEALTH_PAUSES:
+                    try:
+                        reply = await self._health.request("GET", "/health")
+                    except OSError:
+                        await asyncio.sleep(pause)
+                        continue
+                    if reply.status == 200:
+                        self.last_reply_at = time.monotonic()
+                    return reply.status == 200
+        except TimeoutError:
+            pass
+        return False
 
-    async def is_alive(self, timeout: float) -> bool:
-        """Return True if the server answers any request within `timeout` seconds.
+    async def is_alive(self) -> bool:
+        """Return True if the server is up, and answers any request within `heartbeat_timeout` seconds.
 
-        Call this after a connection broke. The method sends GET /health; simultaneous calls share one
-        request.
+        The method sends GET /health; simultaneous calls share one request.
         """
         since = time.monotonic()
         async with self._health_lock:
-            if self.last_reply_at <= since and self.is_up:
-                await self.is_healthy(timeout)
-            return self.last_reply_at > since
+            if not self.is_up:
+                return False
+            return self.last_reply_at > since or await self.is_healthy(self._heartbeat_timeout)
+
+    async def retry_drops(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Return the result of `call`. Repeat the call if a connection breaks and the server is alive.
+
+        A busy operating system resets connections, so a broken connection does not mean a lost server. Raise
+        `ReplicaLostError` if the server is not alive, and `InferenceError` if the calls fail repeatedly.
+        """
+        epoch = self.epoch
+        for attempt in range(_MAX_DROPS):
+            try:
+                return await call()
+            except ConnectionDroppedError as error:
+                if not await self.is_alive():
+                    raise
+                last = error
+            if self.epoch != epoch:
+                raise ReplicaLostError(f"the server was down: {last.message}", at=self.url)
+            self.drops += 1
+            pause = random.uniform(0.5, 1) * min(0.05 * 2**attempt, _LONGEST_PAUSE)  # noqa: S311
+            await asyncio.sleep(pause)
+        raise InferenceError(
+            f"{_MAX_DROPS} connections in a row broke, but the server is alive; last error: {last.message}",
+            code="BK-INFERENCE-UNREACHABLE",
+            at=self.url,
+            hint="check the network and the proxies between this machine and the server",
+        )
 
     async def check_model(self) -> None:
         """Raise `InferenceError` if the server serves another model. Set `is_vllm`."""
@@ -227,7 +278,13 @@ class Replica:
         if self.is_vllm:  # vLLM would use one seed for all prompts of a request
             seeded = [dataclasses.replace(params, seed=params.seed + i) for i in range(len(prompts))]
             pairs = zip(prompts, map(sampling_fields, seeded), strict=True)
-            return self._count(await gather_results([self.generate_fields(*pair) for pair in pairs]))
+            slots = asyncio.Semaphore(self.max_requests)
+
+            async def generate(prompt: Sequence[int], fields: dict[str, Any]) -> Generation:
+                async with slots:
+                    return await self.retry_drops(lambda: self.generate_fields(prompt, fields))
+
+            return self._count(await gather_results([generate(*pair) for pair in pairs]))
         route = "/v1/completions"
         body = {
             "prompt": [list(prompt) for prompt in prompts],
@@ -287,13 +344,13 @@ class Replica:
         Raise `InferenceError` for an HTTP error, an invalid reply or a timeout. Raise `ReplicaLostError` if
         the connection broke, or the server restarted or was excluded.
         """
-        response = await self.request(method, route, body, timeout=timeout)
-        return self.parse_reply(route.partition("?")[0], response.json)
+        reply = await self.request(method, route, body, timeout=timeout)
+        return self.parse_reply(route.partition("?")[0], lambda: msgspec.json.decode(reply.body))
 
     async def request(
         self, method: str, route: str, body: Any = None, *, timeout: float | None = None
-    ) -> httpx.Response:
-        """Send one request and return the response. Wait up to `timeout` seconds.
+    ) -> Reply:
+        """Send one request and return the reply. Wait up to `timeout` seconds.
 
         Raise `InferenceError` for an HTTP error or a timeout. Raise `ReplicaLostError` if the connection
         broke, or the server restarted or was excluded.
@@ -301,32 +358,37 @@ class Replica:
         path = route.partition("?")[0]
         started, epoch = time.monotonic(), self.epoch
         seconds = self._timeout if timeout is None else timeout
+        content = b"" if body is None else msgspec.json.encode(body)
+        connections = self._health if route == "/health" else self._connections
+        deadline = asyncio.timeout(seconds)
         try:
-            async with asyncio.timeout(seconds) as deadline:
+            async with deadline:
                 self._calls.add(deadline)
                 try:
-                    response = await self._request(method, route, body)
+                    reply = await connections.request(method, route, content)
                 finally:
                     self._calls.discard(deadline)
-        except TimeoutError:
+        except OSError as error:
             if self.epoch != epoch:
                 raise ReplicaLostError(f"the server is down: {self.down_reason}", at=self.url) from None
-            raise ReplyTimeoutError(
-                f"no reply to {method} {path} within {seconds:g} s", at=self.url
-            ) from None
-        except httpx.TransportError as error:
+            if deadline.expired():
+                raise ReplyTimeoutError(
+                    f"no reply to {method} {path} within {seconds:g} s", at=self.url
+                ) from None
             waited = time.monotonic() - started
             reason = str(error) or type(error).__name__
             raise ConnectionDroppedError(
                 f"connection lost in {method} {path} after {waited:.1f} s: {reason}", at=self.url
             ) from error
-        if response.status_code != 200:
-            await self._raise_refusal(method, path, response)
-        return response
+        if reply.status < 500:
+            self.last_reply_at = time.monotonic()
+        if reply.status != 200:
+            await self._raise_refusal(method, path, reply)
+        return reply
 
-    async def _raise_refusal(self, method: str, path: str, response: httpx.Response) -> None:
-        status = response.status_code
-        message = f"{method} {path} was refused with status {status}: {error_message(response)}"
+    async def _raise_refusal(self, method: str, path: str, reply: Reply) -> None:
+        status = reply.status
+        message = f"{method} {path} was refused with status {status}: {error_message(reply.body)}"
         lacks_adapter = status == 404 and self.adapter is not None  # a restarted process has no adapter
         is_lost = lacks_adapter or status == 503
         if is_lost or (status >= 500 and not await self.is_healthy()):
@@ -337,33 +399,10 @@ class Replica:
         """Return the result of `parse` on a reply. Raise `InferenceError` if the reply is malformed."""
         try:
             return parse()
-        except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError, msgspec.DecodeError) as error:
             raise InferenceError(
                 f"invalid reply to {route}: {error!r}", code="BK-INFERENCE-REPLY", at=self.url
             ) from error
-
-    async def _request(self, method: str, route: str, body: Any) -> httpx.Response:
-        async with self._connection(route) as connection:
-            response = await connection.request(method, f"{self.url}{route}", json=body)
-        self.last_reply_at = time.monotonic()
-        return response
-
-    @asynccontextmanager
-    async def _connection(self, route: str) -> AsyncIterator[httpx.AsyncClient]:
-        """Yield a connection that no other request uses."""
-        if route == "/health":
-            yield self._health
-            return
-        connection = self._idle.pop() if self._idle else self._connect()
-        self._in_use.add(connection)
-        try:
-            yield connection
-        finally:
-            self._in_use.remove(connection)
-            if len(self._idle) < _IDLE_CONNECTIONS:
-                self._idle.append(connection)
-            else:
-                await connection.aclose()
 
 
 async def gather_results(calls: Sequence[Awaitable[T]]) -> list[T]:

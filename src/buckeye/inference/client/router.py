@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+import itertools
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -16,25 +17,27 @@ _RESERVATION_SECONDS = 1.0
 @dataclass(slots=True, eq=False)
 class _WaitingRequest:
     cost: int
-    prefer: Replica | None
     exclusive: bool
+    arrival: int
     placed: asyncio.Future[Replica] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
 
 
 class Router:
-    """Router that assigns requests to servers, in order of arrival.
+    """Router that assigns requests to servers.
 
-    The number of requests per server is not limited. But a rollout starts only when a server has a free slot,
-    so that the time limit of the rollout does not run while it waits for others. A request waits up to
-    `timeout` seconds for a server.
+    Each server gets at most `Replica.max_requests` requests at a time; the others wait in order of arrival.
+    A request whose preferred server is full waits for this server while other requests can use the rest. A
+    rollout starts only when a server has a free slot, so that the time limit of the rollout does not run
+    while it waits for others.
     """
 
-    def __init__(self, replicas: Sequence[Replica], *, timeout: float) -> None:
+    def __init__(self, replicas: Sequence[Replica]) -> None:
         self._replicas = replicas
-        self._timeout = timeout
-        self._waiting: deque[_WaitingRequest] = deque()
+        # Requests that wait for their preferred server, and under None those without a preference.
+        self._waiting: dict[Replica | None, deque[_WaitingRequest]] = defaultdict(deque)
+        self._arrivals = itertools.count()
         self._final_error: InferenceError | None = None
         self._waiting_rollouts: deque[asyncio.Future[None]] = deque()
         # Times at which reservations end. Each reservation is for a rollout that has sent no request yet.
@@ -61,63 +64,88 @@ class Router:
         """Number of rollouts that wait for a free slot."""
         return len(self._waiting_rollouts)
 
+    @property
+    def num_queued_requests(self) -> int:
+        """Number of requests that wait for a slot of a server."""
+        return sum(map(len, self._waiting.values()))
+
     async def acquire(self, cost: int, *, prefer: Replica | None = None, exclusive: bool = False) -> Replica:
         """Return a server for a request of `cost` tokens. The caller must release the server.
 
         Return `prefer` if it is up and has a free slot, else the server with the fewest tokens in flight.
         With `exclusive`, wait until the server has no other requests; the server is `prefer` if it is up.
 
-        Raise `InferenceError` if no server is available in time, or after `fail_all`.
+        Raise `InferenceError` after `fail_all`.
         """
         self.check()
-        waiting = _WaitingRequest(cost, prefer, exclusive)
-        self._waiting.append(waiting)
-        self.place()
+        waiting = _WaitingRequest(cost, exclusive, next(self._arrivals))
+        self._waiting[prefer].append(waiting)
+        if prefer is None or not self._assign(prefer):
+            self.place()
         try:
-            async with asyncio.timeout(self._timeout):
-                return await waiting.placed
-        except BaseException as error:
-            if waiting in self._waiting:
-                self._waiting.remove(waiting)
-            elif not waiting.placed.cancelled() and waiting.placed.exception() is None:
+            return await waiting.placed
+        except BaseException:
+            if waiting.placed.done() and not waiting.placed.cancelled() and not waiting.placed.exception():
                 self.release(waiting.placed.result(), cost)  # a server was assigned during cancellation
-            if isinstance(error, TimeoutError):
-                raise InferenceError(
-                    f"no inference server accepted a request within {self._timeout:g} s ({self.describe()})",
-                    code="BK-INFERENCE-UNREACHABLE",
-                    hint="see the logs of the inference servers",
-                ) from None
+            elif waiting in self._waiting[prefer]:
+                self._waiting[prefer].remove(waiting)
             raise
 
     def release(self, replica: Replica, cost: int) -> None:
         """Release a server that `acquire` returned for a request of `cost` tokens."""
         replica.tokens_in_flight -= cost
         replica.requests_in_flight -= 1
-        self.place()
+        if not replica.is_up:
+            self.place()  # its waiting requests
+        while self._assign(replica):
+            pass
         self._start_rollouts()
 
     def place(self) -> None:
-        """Assign servers to waiting requests. Call this when a server may have become available."""
-        while self._waiting:
-            first = self._waiting[0]
-            replica = self._choose(first)
-            if replica is None:
-                return
-            self._waiting.popleft()
-            if not first.placed.done():
-                replica.tokens_in_flight += first.cost
-                replica.requests_in_flight += 1
-                if self._reservations:
-                    self._reservations.popleft()
-                first.placed.set_result(replica)
+        """Assign servers to waiting requests, the server with the fewest tokens in flight first."""
+        free = [replica for replica in self._replicas if replica.has_slot]
+        while free and any(self._waiting.values()):
+            replica = min(free, key=lambda replica: replica.tokens_in_flight)
+            if not self._assign(replica):
+                free.remove(replica)
+
+    def _assign(self, replica: Replica) -> bool:
+        """Assign a server to a waiting request. Return False if no request can use the server now."""
+        queue = self._next_queue(replica) if replica.has_slot else None
+        if not queue or (queue[0].exclusive and replica.requests_in_flight):
+            return False
+        waiting = queue.popleft()
+        if not waiting.placed.done():
+            replica.tokens_in_flight += waiting.cost
+            replica.requests_in_flight += 1
+            if self._reservations:
+                self._reservations.popleft()
+            waiting.placed.set_result(replica)
+        return True
+
+    def _next_queue(self, replica: Replica) -> deque[_WaitingRequest] | None:
+        """Return the queue whose first request a free server must run.
+
+        A request for another server comes last, and only if that server has no free slot.
+        """
+        own, others = [], []
+        for preferred, queue in self._waiting.items():
+            if not queue:
+                continue
+            if preferred is None or preferred is replica or not preferred.is_up:
+                own.append(queue)
+            elif not preferred.has_slot and not queue[0].exclusive:
+                others.append(queue)
+        return min(own or others, key=lambda queue: queue[0].arrival, default=None)
 
     def fail_all(self, error: InferenceError) -> None:
         """Fail all waiting and future requests with `error`, until `resume`."""
         self._final_error = error
-        while self._waiting:
-            waiting = self._waiting.popleft()
-            if not waiting.placed.done():
-                waiting.placed.set_exception(error)
+        for queue in self._waiting.values():
+            while queue:
+                waiting = queue.popleft()
+                if not waiting.placed.done():
+                    waiting.placed.set_exception(error)
         self._start_rollouts()
 
     def check(self) -> None:
@@ -156,10 +184,3 @@ class Router:
         return sum(replica.free_slots for replica in self._replicas if replica.is_up) > len(
             self._reservations
         )
-
-    def _choose(self, waiting: _WaitingRequest) -> Replica | None:
-        prefer, up = waiting.prefer, [replica for replica in self._replicas if replica.is_up]
-        if prefer in up and (waiting.exclusive or prefer.free_slots > 0):
-            up = [prefer]
-        least = min(up, key=lambda replica: replica.tokens_in_flight, default=None)
-        return None if least is not None and waiting.exclusive and least.requests_in_flight else least

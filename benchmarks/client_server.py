@@ -1,0 +1,67 @@
+"""Server without a model for `client.py`: it replies to each request after 20 ms, and may reset connections.
+
+    python benchmarks/client_server.py BACKLOG RESETS
+
+Prints its port. RESETS is the share of connections that it resets after their first request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import sys
+
+MODEL, TOKENS = "m", 16
+CHOICE = {
+    "index": 0,
+    "token_ids": [*range(TOKENS)],
+    "logprobs": {"content": [{"token": f"token_id:{i}", "logprob": -1.0 - i / 7} for i in range(TOKENS)]},
+    "finish_reason": "length",
+    "weight_versions": [{"version": "default", "start": 0, "end": TOKENS}],
+}
+REPLIES = {
+    "/health": {},
+    "/v1/models": {"data": [{"id": MODEL, "owned_by": "buckeye"}]},
+    "/collective_rpc": {"results": [{"process": "1", "max_num_seqs": 128}]},
+    "/inference/v1/generate": {"choices": [CHOICE]},
+}
+
+
+class Connection(asyncio.Protocol):
+    """Connection that answers complete requests."""
+
+    def __init__(self, resets: float) -> None:
+        self._resets = random.random() < resets
+        self._received = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self._received += data
+        head, found, body = self._received.partition(b"\r\n\r\n")
+        length = head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0]
+        if not found or len(body) < int(length or 0):
+            return
+        self._received = b""
+        if self._resets:
+            self._transport.abort()
+            return
+        content = json.dumps(REPLIES[head.split()[1].decode()]).encode()
+        reply = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(content), content)
+        asyncio.get_running_loop().call_later(0.02, self._transport.write, reply)
+
+
+async def main() -> None:
+    """Serve until the process ends."""
+    backlog, resets = int(sys.argv[1]), float(sys.argv[2])
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(lambda: Connection(resets), "127.0.0.1", 0, backlog=backlog)
+    print(server.sockets[0].getsockname()[1], flush=True)
+    await server.serve_forever()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
