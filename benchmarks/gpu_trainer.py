@@ -67,13 +67,14 @@ def _steps(learner: Any, loss: Any, row: Settings, settings: Settings) -> Figure
         batch = _random_batch(step, length, samples, SHAPES[settings["size"]]["vocab_size"])
         wait_for(device)
         started = time.perf_counter()
-        record = loss.backward(batch, batch.samples)
-        update = learner.update(record["loss"], tokens=samples * length, samples=samples)
+        loss.start_step()
+        updates = [learner.apply_gradient(loss.backward(batch, batch.samples))]
+        update = learner.finish_step(updates, tokens=samples * length, samples=samples)
         wait_for(device)
         seconds.append(time.perf_counter() - started)
         speeds.append(learner.throughput(samples * length, seconds[-1]))
         if update["skipped"] or not update["grad_norm"]:
-            raise RuntimeError(f"step {step}: loss {record['loss']}, gradient norm {update['grad_norm']}")
+            raise RuntimeError(f"step {step}: loss {updates[0].loss}, gradient norm {update['grad_norm']}")
     measured = speeds[WARM_UP:]
     speed = {name: statistics.median(s[name] for s in measured) for name in measured[0]}
     peak = torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else None

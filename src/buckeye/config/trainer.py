@@ -311,12 +311,17 @@ class TrainerConfig(TrainingConfig):
 
     loss: LossConfig = MaskedRatioLossConfig()
     """Policy-gradient loss."""
+    mini_batches: PositiveInt = 1
+    """Number of mini-batches of a batch. Each has whole groups, and its own optimizer update. Ratios are to
+    the policy that sampled the tokens."""
+    epochs_per_batch: PositiveInt = 1
+    """Number of passes over each batch. The updates of a batch are one step, with one learning rate."""
     weights: WeightsConfig = WeightsConfig()
     """Format of weights for inference."""
     trained: TrainedBatchesConfig = TrainedBatchesConfig()
     """Trained batches to keep, so that `rl replay` can repeat a step."""
     max_steps: PositiveInt | None = None
-    """Number of optimizer steps. None: no limit."""
+    """Number of steps. A step trains on one batch. None: no limit."""
     max_async_level: NonNegativeInt = 1
     """Maximum number of steps that sampling runs ahead of training. 0: synchronous."""
     max_off_policy_steps: NonNegativeInt = 8

@@ -49,14 +49,16 @@ def make_batch(
     """Return a batch with one sample per segment. Every sampled token has the advantage of its turn."""
     samples = [
         sample
-        for group, group_advantages in zip(groups, advantages, strict=True)
+        for number, (group, group_advantages) in enumerate(zip(groups, advantages, strict=True))
         for rollout, by_turn in zip(group.scored, group_advantages, strict=True)
-        for sample in _samples(rollout, by_turn, config)
+        for sample in _samples(rollout, by_turn, config, group=number)
     ]
     return Batch(step=step, samples=tuple(samples), orchestrator_state=state)
 
 
-def _samples(rollout: Rollout, by_turn: Sequence[float], config: OrchestratorConfig) -> Iterable[Sample]:
+def _samples(
+    rollout: Rollout, by_turn: Sequence[float], config: OrchestratorConfig, *, group: int
+) -> Iterable[Sample]:
     masked = config.mask_truncated_completions and rollout.truncated
     advantages = np.array([*by_turn, 0.0], dtype=np.float32)  # turn -1: tokens that were not sampled
     for segment in rollout.segments:
@@ -70,6 +72,7 @@ def _samples(rollout: Rollout, by_turn: Sequence[float], config: OrchestratorCon
             versions=np.where(mask, np.array(segment.versions, dtype=np.int32), np.int32(-1)),
             advantages=np.where(mask, advantages[np.array(segment.turns, dtype=np.int64)], np.float32(0.0)),
             temperature=rollout.temperature,
+            group=group,
         )
 
 

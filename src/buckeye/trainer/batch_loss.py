@@ -58,26 +58,43 @@ class BatchLoss:
         self._learner = learner
         self._reference = reference
         self._names = statistic_names(config.loss)
+        self._sums = dict.fromkeys(self._names, 0.0)
+        self.first_update: tuple[int, ...] = ()
+        """By `id`: the samples of the first update of the step."""
+        self._computed: set[int] = set()
         self.logprobs: dict[int, Tensor] = {}
-        """By sample index: log-probs f32[trained tokens] of the samples of the last batch that this rank
-        computed.
+        """By `id` of a sample: log-probs f32[trained tokens] of the samples of the step that this rank
+        computed, at the weights before their first update.
         """
 
-    def backward(self, batch: Batch, samples: Sequence[Sample]) -> dict[str, float]:
-        """Add the gradient of this rank's part of the batch. Return the metrics of the step over all ranks.
+    def start_step(self) -> None:
+        """Forget the log-probs and the statistics of the last step."""
+        self.logprobs.clear()
+        self._computed.clear()
+        self.first_update = ()
+        self._sums = dict.fromkeys(self._names, 0.0)
 
-        `samples` are the samples of the batch that run through the model. The loss is a mean over all samples
-        of the batch (`divisor`).
+    def backward(self, batch: Batch, samples: Sequence[Sample]) -> float:
+        """Add the gradient of this rank's part of a mini-batch. Return the loss over all ranks.
+
+        `samples` are the samples of the mini-batch that run through the model. The loss is a mean over all
+        samples of the mini-batch (`divisor`). After an update of the step, every token is one version older,
+        because the updated policy is not the one that sampled it.
         """
         loss = self._config.loss
         trained = [int(s.loss_mask.sum()) for s in batch.samples]
         scale = divisor(trained, loss, seq_len=self._config.seq_len)
-        self.logprobs.clear()
+        known = frozenset(self._computed)
+        self.first_update = self.first_update if known else tuple(map(id, samples))
+        self._computed.update(map(id, samples))
+        version = batch.step + bool(known)
 
         def work(indices: Sequence[int]) -> Mapping[str, float]:
-            inputs = self._inputs([samples[i] for i in indices], batch.step)
+            inputs = self._inputs([samples[i] for i in indices], version)
             counts = [int(samples[i].loss_mask.sum()) for i in indices]
-            self.logprobs.update(zip(indices, inputs.logprobs.detach().split(counts), strict=True))
+            for i, values in zip(indices, inputs.logprobs.detach().split(counts), strict=True):
+                if id(samples[i]) not in known:
+                    self.logprobs[id(samples[i])] = values
             sums = total_loss(inputs, loss)
             scaled = sums.loss / scale
             scaled.backward()
@@ -86,9 +103,14 @@ class BatchLoss:
 
         token_ids = [s.token_ids for s in samples]
         sums = run_micro_batches(self._learner, token_ids, work, ("loss", *self._names))
+        total = sums.pop("loss")
+        self._sums = {name: self._sums[name] + value for name, value in sums.items()}
+        return total
+
+    def metrics(self, batch: Batch) -> dict[str, float]:
+        """Return the metrics of the step on `batch`: means over the tokens of all updates so far."""
         return {
-            "loss": sums.pop("loss"),
-            **averages(sums),
+            **averages(self._sums),
             **staleness(batch),
             "zero_advantage_share": 1.0 - sum(map(has_advantage, batch.samples)) / max(1, len(batch.samples)),
         }
@@ -96,7 +118,7 @@ class BatchLoss:
     def measure_change(self, batch: Batch, samples: Sequence[Sample]) -> dict[str, float]:
         """Return metrics of the change of the policy in an update, from a few samples.
 
-        All ranks must call this method. `samples` are those passed to `backward` before the update.
+        All ranks must call this method. `samples` are those passed to `backward` before the first update.
         `update/logprob_change` is the root mean square of the changes d of the tokens' log-probs, in nats.
         `update/agreement` is the cosine between d and the advantages A: sum(A d) / sqrt(sum(A^2) sum(d^2)).
         """
@@ -132,21 +154,21 @@ class BatchLoss:
         """
         counts = [int(sample.loss_mask.sum()) for sample in samples]
         local = torch.full((sum(counts),), math.nan)
-        for index, part in enumerate(local.split(counts)):
-            if index in self.logprobs:
-                part.copy_(self.logprobs[index])
+        for sample, part in zip(samples, local.split(counts), strict=True):
+            if id(sample) in self.logprobs:
+                part.copy_(self.logprobs[id(sample)])
         merged, *others = self._learner.ranks.all_gather(local)
         for other in others:
             merged = torch.where(torch.isnan(merged), other, merged)
         return np.asarray(merged.cpu().numpy(), np.float32)
 
-    def _inputs(self, samples: Sequence[Sample], step: int) -> LossInputs:
+    def _inputs(self, samples: Sequence[Sample], version: int) -> LossInputs:
         policy = self._learner.policy
         row = pack_micro_batch([s.token_ids for s in samples], [s.loss_mask for s in samples], policy.device)
         temperatures = torch.tensor([s.temperature for s in samples], device=policy.device)[row.sequences]
         reference = None if self._reference is None else self._reference(row, temperatures)
         logprobs, entropies = policy(row, temperatures)
-        return _loss_inputs(row, samples, step, logprobs, entropies, reference)
+        return _loss_inputs(row, samples, version, logprobs, entropies, reference)
 
 
 def run_micro_batches(
@@ -292,7 +314,7 @@ def _run_empty_pass(learner: Learner) -> None:
 def _loss_inputs(
     row: PackedMicroBatch,
     samples: Sequence[Sample],
-    step: int,
+    version: int,
     logprobs: Tensor,
     entropies: Tensor,
     reference: Tensor | None,
@@ -308,7 +330,7 @@ def _loss_inputs(
         reference_logprobs=reference,
         advantages=column("advantages"),
         sequences=row.sequences,
-        staleness=step - column("versions").long(),
+        staleness=version - column("versions").long(),
     )
 
 

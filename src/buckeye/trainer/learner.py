@@ -6,7 +6,7 @@ import logging
 import math
 import resource
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -46,10 +46,10 @@ _PEAK_FLOPS = {
 class TrainingProgress:
     """Counters of training progress.
 
-    `step` is the number of completed optimizer steps, and `schedule_step` the position in the learning-rate
-    schedule. `data_position` is the position in the data set. `tokens` and `samples` count the tokens and
-    samples of all steps. `skipped` counts the steps that were skipped because loss or gradient was not
-    finite. `empty` counts the steps with a gradient of 0.
+    `step` is the number of completed steps, one per batch, and `schedule_step` the position in the
+    learning-rate schedule. `data_position` is the position in the data set. `tokens` and `samples` count the
+    tokens and samples of all steps. `skipped` counts the steps in which an update was skipped because loss or
+    gradient was not finite. `empty` counts the steps in which all updates had a gradient of 0.
     """
 
     step: int = 0
@@ -61,10 +61,32 @@ class TrainingProgress:
     empty: int = 0
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Update:
+    """Result of an optimizer update: the loss and the gradient norm before clipping.
+
+    If the update was `skipped` or `empty`, the weights and the optimizer did not change.
+    """
+
+    loss: float
+    norm: float
+
+    @property
+    def skipped(self) -> bool:
+        """True if the loss or the norm is not finite."""
+        return not (math.isfinite(self.loss) and math.isfinite(self.norm))
+
+    @property
+    def empty(self) -> bool:
+        """True if the gradient is 0."""
+        return not self.skipped and self.norm == 0
+
+
 class Learner:
     """Policy with its optimizer, learning-rate schedule and progress.
 
-    `buckeye.trainer.batch_loss` accumulates the gradient of a step, and `update` applies the gradient.
+    `buckeye.trainer.batch_loss` accumulates the gradient of an update, and `apply_gradient` applies it. One
+    or more updates make a step, which `finish_step` ends.
     `buckeye.trainer.output.state` saves and restores a learner.
     """
 
@@ -96,40 +118,46 @@ class Learner:
         fewer rows run it on empty rows.
         """
 
-    def update(self, loss: float, *, tokens: int, samples: int) -> dict[str, float]:
+    def apply_gradient(self, loss: float) -> Update:
         """Sum the gradient over the ranks, clip it, run the optimizer, and clear the gradient.
 
-        `loss` is the loss of the whole batch over all ranks. Return the metrics of the update.
-
-        If the loss or the gradient norm is not finite, the step is skipped. If the gradient is 0, the step is
-        empty. In both cases the weights and the optimizer stay unchanged, because momentum and weight decay
-        must not move the weights without a learning signal. The step number still increases.
+        `loss` is the loss of the whole mini-batch over all ranks. A skipped or empty update leaves the
+        weights and the optimizer unchanged, because momentum and weight decay must not move the weights
+        without a learning signal.
         """
         parameters = self.policy.trainable
         sum_gradients(parameters, self.ranks, dtype=self.reduce_dtype)
-        norm = gradient_norm(parameters.values(), self.ranks)
-        rate = self.schedule.at(self.progress.schedule_step)
-        skipped = not (math.isfinite(loss) and math.isfinite(norm))
-        empty = not skipped and norm == 0
-        if not (skipped or empty):
-            clip_gradients(parameters.values(), norm, self.max_norm)
-            self.optimizer.step(rate)
-        elif empty and is_power_of_ten(count := self.progress.empty + 1):
+        update = Update(loss=loss, norm=gradient_norm(parameters.values(), self.ranks))
+        if not (update.skipped or update.empty):
+            clip_gradients(parameters.values(), update.norm, self.max_norm)
+            self.optimizer.step(self.schedule.at(self.progress.schedule_step))
+        self.clear_gradients()
+        return update
+
+    def finish_step(self, updates: Sequence[Update], *, tokens: int, samples: int) -> dict[str, float]:
+        """Count the step, and return its metrics, with the mean of the gradient norms.
+
+        The step number also increases if updates were skipped or empty; then log a warning.
+        """
+        previous = self.progress
+        skipped, empty = [u for u in updates if u.skipped], all(u.empty for u in updates)
+        for number, update in enumerate(updates, start=1):
+            if update.skipped:
+                logger.warning(
+                    "%s skipped, weights unchanged: loss %s, gradient norm %s",
+                    f"Step {previous.step}"
+                    if len(updates) == 1
+                    else f"Step {previous.step}: update {number} of {len(updates)}",
+                    update.loss,
+                    update.norm,
+                )
+        if empty and is_power_of_ten(count := previous.empty + 1):
             logger.warning(
                 "Step %d has a gradient of 0 (%d such steps so far), weights unchanged: no trained token has "
                 "an advantage, or the loss masks all tokens that have one",
-                self.progress.step,
+                previous.step,
                 count,
             )
-        elif skipped:
-            logger.warning(
-                "Step %d skipped, weights unchanged: loss %s, gradient norm %s",
-                self.progress.step,
-                loss,
-                norm,
-            )
-        self.clear_gradients()
-        previous = self.progress
         self.progress = replace(
             previous,
             step=previous.step + 1,
@@ -137,13 +165,13 @@ class Learner:
             data_position=previous.data_position + samples,
             tokens=previous.tokens + tokens,
             samples=previous.samples + samples,
-            skipped=previous.skipped + skipped,
+            skipped=previous.skipped + bool(skipped),
             empty=previous.empty + empty,
         )
         return {
-            "grad_norm": norm,
-            "lr": rate,
-            "skipped": int(skipped),
+            "grad_norm": sum(u.norm for u in updates) / len(updates),
+            "lr": self.schedule.at(previous.schedule_step),
+            "skipped": len(skipped),
             "skipped_steps": self.progress.skipped,
             "empty_steps": self.progress.empty,
         }

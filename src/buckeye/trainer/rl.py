@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -27,8 +27,9 @@ from buckeye.monitor.metrics import MetricsLog, Stopwatch
 from buckeye.monitor.verdicts import training_log_level
 from buckeye.trainer.batch_loss import BatchLoss, load_reference, samples_to_train
 from buckeye.trainer.batch_receiver import BatchReceiver
-from buckeye.trainer.learner import Learner, drop_non_finite, format_step
+from buckeye.trainer.learner import Learner, Update, drop_non_finite, format_step
 from buckeye.trainer.losses.policy_gradient import check_loss
+from buckeye.trainer.mini_batches import mini_batches
 from buckeye.trainer.output.writer import OutputWriter
 from buckeye.trainer.parallel.ranks import write_on_rank_zero
 from buckeye.trainer.quarantine import ValidatedBatch, remove_invalid_samples, write_skipped_samples
@@ -113,7 +114,7 @@ class RLTrainer:
 
     @property
     def step(self) -> int:
-        """Number of optimizer steps done, equal to the version of the weights."""
+        """Number of steps done, equal to the version of the weights."""
         return self.learner.progress.step
 
     def run(self) -> bool:
@@ -154,7 +155,7 @@ class RLTrainer:
             self.output.checkpoint(self._orchestrator_state)
 
     def train(self, batch: Batch) -> None:
-        """Run one step: compute the gradient, update the weights, and publish them."""
+        """Run one step: update the weights on each mini-batch of the batch, then publish them."""
         step, started = self.step, time.monotonic()
         logger.info("Starting training step %d", step)
         heartbeat.report(f"trains on batch {step}")
@@ -163,20 +164,20 @@ class RLTrainer:
         tokens = sum(len(s.token_ids) for s in batch.samples)
         with self.stopwatch.of("compute"):
             logger.info("Starting forward and backward pass (batch_size=%d)", len(samples))
-            with self.output.use_published_weights():
-                record = self._backward(validated, samples)
-            fault_point("trainer.step")
-            heartbeat.report(f"updates the weights of step {step}")
-            update = self.learner.update(record["loss"], tokens=tokens, samples=len(batch.samples))
+            updates = self._run_updates(validated)
+            update = self.learner.finish_step(updates, tokens=tokens, samples=len(batch.samples))
             if _measures_change(step):
+                first = next(self._mini_batches(validated))
                 with self.output.use_published_weights():
-                    update |= self.batch_loss.measure_change(validated.usable, samples)
+                    update |= self.batch_loss.measure_change(first, samples_to_train(first, self.config.loss))
         self._write_untrained_samples(batch, validated, skipped=bool(update["skipped"]))
         self._orchestrator_state = batch.orchestrator_state
         self._publish()
         seconds = time.monotonic() - started
         values = {
-            **record,
+            "loss": sum(u.loss for u in updates) / len(updates),
+            **({} if validated.has_no_usable_samples else self.batch_loss.metrics(validated.usable)),
+            "updates": len(updates),
             "samples": len(batch.samples),
             **validated.values(),
             **update,
@@ -235,6 +236,8 @@ class RLTrainer:
             "buckeye": __version__,
             "torch": torch.__version__,
         }
+        if values["updates"] > 1:
+            record["first_update"] = [indices[number] for number in self.batch_loss.first_update]
         trained = TrainedBatch(
             samples=np.array([indices[id(sample)] for sample in samples], np.int32),
             logprobs=logprobs,
@@ -277,10 +280,25 @@ class RLTrainer:
             )
         return validated
 
-    def _backward(self, validated: ValidatedBatch, samples: Sequence[Sample]) -> dict[str, float]:
+    def _mini_batches(self, validated: ValidatedBatch) -> Iterator[Batch]:
+        config = self.config
+        return mini_batches(
+            validated.usable, count=config.mini_batches, epochs=config.epochs_per_batch, seed=config.seed
+        )
+
+    def _run_updates(self, validated: ValidatedBatch) -> list[Update]:
+        """Make all updates of a step. The step number does not change yet."""
+        self.batch_loss.start_step()
         if validated.has_no_usable_samples:
-            return {"loss": math.nan}  # makes the optimizer skip the step
-        return self.batch_loss.backward(validated.usable, samples)
+            return [self.learner.apply_gradient(math.nan)]  # skips the update
+        updates = []
+        for mini_batch in self._mini_batches(validated):
+            with self.output.use_published_weights():
+                loss = self.batch_loss.backward(mini_batch, samples_to_train(mini_batch, self.config.loss))
+            fault_point("trainer.step")
+            heartbeat.report(f"updates the weights of step {self.step}")
+            updates.append(self.learner.apply_gradient(loss))
+        return updates
 
     def _write_untrained_samples(self, batch: Batch, validated: ValidatedBatch, *, skipped: bool) -> None:
         """Write the samples that were not trained on to `skipped/`.

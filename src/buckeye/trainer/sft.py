@@ -147,7 +147,8 @@ class SFTTrainer:
         tokens = sum(len(s.token_ids) for s in samples)
         with self.stopwatch.of("compute"):
             sums = self._run_samples(samples, train=True)
-            update = self.learner.update(sums["loss"], tokens=tokens, samples=self.batch_size)
+            updates = [self.learner.apply_gradient(sums["loss"])]
+            update = self.learner.finish_step(updates, tokens=tokens, samples=self.batch_size)
         seconds = time.monotonic() - started
         values = {
             "loss": sums["loss"],

@@ -45,7 +45,7 @@ class Sample:
     `token_ids` is i32[T]. `loss_mask` bool[T] is True if the policy sampled the token and it is trained.
     `logprobs` f32[T] has the log-probs of the sampler, with 0 for untrained tokens. `versions` i32[T] has the
     policy versions that sampled the tokens, with -1 for untrained tokens. `advantages` is f32[T].
-    `temperature` is the sampling temperature.
+    `temperature` is the sampling temperature. Samples with an equal `group` belong to one group of the batch.
     """
 
     token_ids: npt.NDArray[np.int32]
@@ -54,11 +54,12 @@ class Sample:
     versions: npt.NDArray[np.int32]
     advantages: npt.NDArray[np.float32]
     temperature: float
+    group: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Batch:
-    """Samples of one optimizer step.
+    """Samples of one step.
 
     `orchestrator_state` is the JSON state of the orchestrator after this batch. The trainer writes it to a
     checkpoint, together with its own state.
@@ -133,7 +134,9 @@ class TrainedBatch:
 
     K samples of the batch ran through the model. `samples` i32[K] has their indices in the batch. `logprobs`
     f32[M] has the log-probs of their M trained tokens, sample after sample. `record` has the metrics of the
-    step, and facts about the trainer, such as its device.
+    step, and facts about the trainer, such as its device. In a step of several updates, `record` has
+    `first_update`: the indices of the samples of the first one. The log-probs of the other samples are from
+    the weights before their own first update.
     """
 
     samples: npt.NDArray[np.int32]
@@ -211,6 +214,7 @@ def pack_samples(samples: Sequence[Sample]) -> bytes:
     }
     arrays["lengths"] = np.array([len(s.token_ids) for s in samples], np.int64)
     arrays["temperatures"] = np.array([s.temperature for s in samples], np.float64)
+    arrays["groups"] = np.array([s.group for s in samples], np.int64)
     return save(arrays)
 
 
@@ -219,9 +223,12 @@ def unpack_samples(data: bytes) -> tuple[Sample, ...]:
     arrays = load(data)
     ends = np.cumsum(arrays["lengths"])[:-1]
     columns = {name: np.split(arrays[name], ends) for name in _DTYPES}
+    groups = arrays.get("groups", np.zeros(len(ends) + 1, np.int64))  # earlier versions wrote none
     return tuple(
-        Sample(temperature=float(temperature), **{name: columns[name][i] for name in _DTYPES})
-        for i, temperature in enumerate(arrays["temperatures"])
+        Sample(
+            temperature=float(temperature), group=int(group), **{name: columns[name][i] for name in _DTYPES}
+        )
+        for i, (temperature, group) in enumerate(zip(arrays["temperatures"], groups, strict=False))
     )
 
 

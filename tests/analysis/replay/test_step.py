@@ -94,6 +94,20 @@ def test_unchanged_code_computes_a_step_to_the_last_bit(tmp_path, tiny_model, ba
     assert hashes(run) == before
 
 
+def test_a_step_of_several_updates_is_computed_from_a_checkpoint(tmp_path, tiny_model, batches):
+    """Its gradients after the first update need the optimizer's state, which weights do not have."""
+    run = tmp_path / "run"
+    grouped = [
+        replace(batch, samples=tuple(replace(s, group=i // 3) for i, s in enumerate(batch.samples)))
+        for batch in batches
+    ]
+    config = trained(run, tiny_model, grouped, mini_batches=2, epochs_per_batch=2)
+    for step, start, until in ((1, 0, "weights"), (3, 2, "gradient")):
+        found = again(run, config, step, tmp_path / f"again_{step}", until=until)
+        assert (found.start.step, found.first_difference) == (start, None)
+        assert found.comparisons[-1].step == step
+
+
 def test_the_first_difference_is_named(tmp_path, tiny_model, batches):
     run = tmp_path / "run"
     config = trained(run, tiny_model, batches)
@@ -146,7 +160,7 @@ def test_a_place_that_cannot_be_written_is_no_reason_to_end(tmp_path, tiny_model
     tmp_path.joinpath("trained").write_text("not a folder")
     trained(tmp_path, tiny_model, batches[:2])
     assert len(records(tmp_path)) == 2
-    assert "Batch 0" in capsys.readouterr().out
+    assert "batch 0" in capsys.readouterr().out
 
 
 def test_steps_that_come_again_are_forgotten_first(tmp_path, tiny_model, batches, monkeypatch):
@@ -163,7 +177,7 @@ def test_what_is_not_there_is_said(tmp_path, tiny_model, batches):
         again(tmp_path, config, 7, tmp_path / "seven")
     for checkpoint in (tmp_path / "checkpoints").iterdir():
         checkpoint.rename(tmp_path / checkpoint.name)
-    with pytest.raises(UsageError, match="Step 1"):
+    with pytest.raises(UsageError, match="steps 1 to 1"):
         again(tmp_path, config, 1, tmp_path / "one")
     (tmp_path / "trained/step_1/trained.safetensors").write_bytes(b"no tensors")
     with pytest.raises(TransportError, match="step_1"):

@@ -29,7 +29,8 @@ class TokenFacts:
     """Columns over all M tokens in the loss mask.
 
     `step`; `sample`, unique over all steps; `key`, equal for equal tokens after equal text; `context`, equal
-    for equal preceding text; `sampler` and `trainer` log-probs (NaN if not computed); `version`.
+    for equal preceding text; `sampler` and `trainer` log-probs (NaN if not computed with the weights before
+    the step); `version`.
     """
 
     step: Array
@@ -139,6 +140,8 @@ def token_facts(batches: Sequence[TrainedStep]) -> TokenFacts:
     """Return the trained tokens of batches as columns."""
     parts = [(np.empty(0, int),) * 4 + (np.empty(0),) * 2 + (np.empty(0, int),)]
     for batch in batches:
+        first = batch.record.get("first_update")
+        updated = set(range(len(batch.batch.samples))).difference(first) if first is not None else set[int]()
         for number, sample in enumerate(batch.batch.samples):
             begin, end = batch.starts[number : number + 2]
             if number and end > _MOST_TOKENS:
@@ -152,7 +155,7 @@ def token_facts(batches: Sequence[TrainedStep]) -> TokenFacts:
                     keys[1:][mask],
                     keys[:-1][mask],
                     sample.logprobs[mask].astype(float),
-                    batch.logprobs[begin:end][mask].astype(float),
+                    np.where(number in updated, np.nan, batch.logprobs[begin:end][mask].astype(float)),
                     sample.versions[mask],
                 )
             )

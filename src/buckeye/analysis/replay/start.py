@@ -48,10 +48,10 @@ def _stored_steps(kept: Path) -> str:
 def start_of(run: Path, config: TrainerConfig, step: int, *, until: Stage) -> ReplayStart:
     """Return the nearest start: a checkpoint, or the initial model of the run.
 
-    If `until` is not "weights", prefer the published weights of the step. Raise `UsageError` if no start
-    exists.
+    If `until` is not "weights" and the step has one update, prefer the published weights of the step. Later
+    updates need the optimizer's state. Raise `UsageError` if no start exists.
     """
-    if until != "weights" and (alone := published(run, step)) is not None:
+    if until != "weights" and (alone := _start_of_one_update(run, config, step)) is not None:
         return alone
     start = find_start(run, config, step)
     if start.checkpoint is not None:
@@ -70,12 +70,17 @@ def find_start(run: Path, config: TrainerConfig, step: int) -> ReplayStart:
         return start
     possible = [number for number in kept if nearest(found, kept, number) is not None]
     steps = f"{possible[0]} to {possible[-1]}" if possible else "none"
+    alone = _start_of_one_update(run, config, step)
     gradient = f"; up to the gradient: --until gradient (needs only weights/step_{step})"
     raise UsageError(
         f"cannot replay step {step}: {run} has no earlier checkpoint with all batches after it",
         code="BK-RUN-NO-DATA",
-        hint=f"steps that can be replayed: {steps}{gradient if published(run, step) is not None else ''}",
+        hint=f"steps that can be replayed: {steps}{gradient if alone is not None else ''}",
     )
+
+
+def _start_of_one_update(run: Path, config: TrainerConfig, step: int) -> ReplayStart | None:
+    return published(run, step) if config.mini_batches * config.epochs_per_batch == 1 else None
 
 
 def published(run: Path, step: int) -> ReplayStart | None:

@@ -22,7 +22,8 @@ class LossInputs:
 
     The trainer computed `logprobs` and `entropies`, which are differentiable. `reference_logprobs` is None
     without a reference model. `sequences` i64 is the index of the token's sample in the row. `staleness` i64
-    is the current version of the weights minus the version that sampled the token.
+    is the current version of the weights minus the version that sampled the token. After an update of the
+    step, it is one more, so that no token is on-policy.
     """
 
     logprobs: Tensor

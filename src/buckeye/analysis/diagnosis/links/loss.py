@@ -253,7 +253,8 @@ def kl_of_the_wrong_sign(facts: DiagnosisFacts) -> Result:
     loss = facts.run.setting("trainer.loss") or {}
     coefficient, per_token = float(loss.get("kl_coef") or 0.0), loss.get("normalization", "token") == "token"
     other_terms = loss.get("entropy_coef") or loss.get("kl_estimator") not in (None, "k3")
-    if not coefficient or not per_token or other_terms:
+    has_one_update = all(batch.record["values"].get("updates", 1) == 1 for batch in facts.batches)
+    if not coefficient or not per_token or other_terms or not has_one_update:
         return None
     added, expected = list[float](), list[float]()
     for batch in facts.batches:
