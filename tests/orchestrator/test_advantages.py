@@ -1,10 +1,13 @@
 """Advantages compared with hand-computed numbers."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from buckeye.config.rewards import (
+    ComponentAdvantageConfig,
     CustomAdvantageConfig,
     GroupAdvantageConfig,
     TurnAdvantageConfig,
@@ -15,6 +18,7 @@ from buckeye.orchestrator.advantages import (
     Scored,
     batch_advantages,
     check_advantage,
+    component_advantages,
     group_advantages,
     group_has_spread,
     turn_advantages,
@@ -67,6 +71,58 @@ def test_global_deviation_is_over_all_groups():
     deviation = (2 * 0.25 / 4) ** 0.5  # rewards 1, 0, .5, .5 around .5
     assert got[0] == [pytest.approx([0.5 / deviation], abs=1e-6), pytest.approx([-0.5 / deviation], abs=1e-6)]
     assert got[1] == [[0.0], [0.0]]
+
+
+def scored(**components):
+    return replace(turns(sum(components.values())), components=components)
+
+
+def test_components_are_normalized_one_by_one():
+    """`right` has the deviation 1/2 in the first group, `short` has 5; both become -1 and 1.
+
+    The sums are (2, 0, 0, -2) in the first group and (1, -1) in the second one, where short is equal. Their
+    deviation over the batch is sqrt((4 + 4 + 1 + 1) / 6).
+    """
+    first = [
+        scored(right=1.0, short=10.0),
+        scored(right=1.0, short=0.0),
+        scored(right=0.0, short=10.0),
+        scored(right=0.0, short=0.0),
+    ]
+    second = [scored(right=1.0, short=3.0), scored(right=0.0, short=3.0)]
+    settings = ComponentAdvantageConfig(weights={"right": 1.0, "short": 1.0})
+    got = [[turn[0] for turn in group] for group in batch_advantages([first, second], settings)]
+    deviation = (10 / 6) ** 0.5
+    assert got[0] == pytest.approx([2 / deviation, 0.0, 0.0, -2 / deviation], abs=1e-6)
+    assert got[1] == pytest.approx([1 / deviation, -1 / deviation], abs=1e-6)
+
+
+def test_components_keep_rewards_apart_that_their_normalized_sum_does_not():
+    """The example of the paper: rewards (0, 1) and (0, 2) both become (-1, 1) after a sum."""
+    settings = ComponentAdvantageConfig(weights={"a": 1.0, "b": 1.0})
+    one = [scored(a=0.0, b=0.0), scored(a=1.0, b=0.0)]
+    both = [scored(a=0.0, b=0.0), scored(a=1.0, b=1.0)]
+    local = GroupAdvantageConfig(std_norm="local")
+
+    def local_values(group):
+        return [turn[0] for turn in batch_advantages([group], local)[0]]
+
+    assert local_values(one) == pytest.approx(local_values(both), abs=1e-6)
+    got = batch_advantages([one, both], settings)
+    assert got[1][1][0] == pytest.approx(2 * got[0][1][0], abs=1e-6)
+
+
+def test_components_have_weights_and_may_be_left_out():
+    group = [scored(a=1.0, b=0.0, c=5.0), scored(a=0.0, b=1.0, c=0.0)]
+    settings = ComponentAdvantageConfig(weights={"a": 3.0, "b": 1.0})
+    assert component_advantages(group, settings) == pytest.approx([2.0, -2.0], abs=1e-6)
+    assert not group_has_spread(group, ComponentAdvantageConfig(weights={"a": 1.0, "b": 1.0}))
+    assert group_has_spread(group, settings)
+
+
+def test_a_missing_component_is_refused(refusal):
+    with refusal(UsageError):
+        batch_advantages([[scored(a=1.0), scored(b=1.0)]], ComponentAdvantageConfig(weights={"a": 1.0}))
 
 
 @given(st.lists(st.floats(-5, 5), min_size=2, max_size=16))

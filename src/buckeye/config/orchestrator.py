@@ -20,6 +20,7 @@ from buckeye.config.environments import (
 )
 from buckeye.config.rewards import (
     AdvantageConfig,
+    ComponentAdvantageConfig,
     GroupAdvantageConfig,
     RewardShapingConfig,
 )
@@ -253,6 +254,11 @@ class OrchestratorConfig(BaseConfig):
         shaping = self.reward_shaping
         if shaping is None:
             return self
+        if isinstance(self.advantage, ComponentAdvantageConfig):
+            raise conflict(
+                '`advantage.type` = "components" ignores the reward, so `reward_shaping` has no effect',
+                hint="leave one of the two out",
+            )
         longest = shaping.max_length or self.sampling.max_tokens
         if shaping.overlong_cache is not None and longest is None:
             raise conflict(

@@ -32,6 +32,15 @@ class TurnAdvantageConfig(_GroupComparison):
     """Discount factor of later rewards, per turn."""
 
 
+class ComponentAdvantageConfig(BaseConfig):
+    """Weighted sum of reward components, each normalized within the group before it is added (GDPO)."""
+
+    type: Literal["components"] = "components"
+    """Computation of advantages."""
+    weights: Annotated[dict[str, float], Field(min_length=1)]
+    """Weights of the reward components, by name. Example: correct = 1.0. Other components do not count."""
+
+
 class CustomAdvantageConfig(UserFunctionConfig):
     """User function that computes the advantages of a group."""
 
@@ -42,6 +51,7 @@ class CustomAdvantageConfig(UserFunctionConfig):
 AdvantageConfig = Annotated[
     Annotated[GroupAdvantageConfig, Tag("group")]
     | Annotated[TurnAdvantageConfig, Tag("turn")]
+    | Annotated[ComponentAdvantageConfig, Tag("components")]
     | Annotated[CustomAdvantageConfig, Tag("custom")],
     variant("group"),
 ]

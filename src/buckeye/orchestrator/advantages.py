@@ -14,6 +14,7 @@ from buckeye.base.user_function import load_user_function
 from buckeye.config.orchestrator import OrchestratorConfig
 from buckeye.config.rewards import (
     AdvantageConfig,
+    ComponentAdvantageConfig,
     CustomAdvantageConfig,
     GroupAdvantageConfig,
     RewardShapingConfig,
@@ -126,6 +127,35 @@ def turn_advantages(group: Sequence[Scored], settings: TurnAdvantageConfig) -> l
     return advantages
 
 
+def component_advantages(group: Sequence[Scored], settings: ComponentAdvantageConfig) -> list[float]:
+    """Return the advantages of a group, not yet divided by their standard deviation in the batch.
+
+    A_i = sum over the components k of w_k (r_ik - mean(r_k)) / (std(r_k) + 1e-8), with mean and population
+    standard deviation over the group. A component that is equal in the whole group adds exactly 0.
+
+    Source: GDPO, group reward-decoupled normalization (Liu et al. 2026, arXiv 2601.05242). A sum of rewards
+    that is normalized afterwards can give different combinations of rewards the same advantage. GDPO then
+    normalizes A over the batch; its mean is already 0.
+
+    Raise `UsageError` if a rollout lacks a component.
+    """
+    local = GroupAdvantageConfig(std_norm="local")
+    for rollout in group:
+        if missing := settings.weights.keys() - rollout.components.keys():
+            raise UsageError(
+                f"a rollout of task {rollout.task.id!r} has no reward component "
+                f"{', '.join(map(repr, sorted(missing)))}; it has {sorted(rollout.components)}",
+                code="BK-TRAINING",
+                at=f"{_SETTING}.weights",
+                hint="name components that every rollout has, see `buckeye rl rollouts RUN --json`",
+            )
+    weighted = [
+        [weight * a for a in group_advantages([rollout.components[name] for rollout in group], local)]
+        for name, weight in settings.weights.items()
+    ]
+    return [math.fsum(values) for values in zip(*weighted, strict=True)]
+
+
 def check_advantage(settings: AdvantageConfig | None) -> None:
     """Raise `UsageError` if the custom advantage function cannot be loaded. Call it before any rollout."""
     if isinstance(settings, CustomAdvantageConfig):
@@ -167,11 +197,15 @@ def batch_advantages(
     """Return the advantage of every turn of every rollout of every group.
 
     With `settings = None`, the advantages are the rewards. `std_norm = "global"` divides by the population
-    standard deviation of all rewards of the batch.
+    standard deviation of all rewards of the batch. `type = "components"` divides by that of the advantages.
     """
     advantages = [_group_turn_advantages(group, settings) for group in groups]
     if isinstance(settings, (GroupAdvantageConfig, TurnAdvantageConfig)) and settings.std_norm == "global":
         deviation = statistics.pstdev([rollout.reward for group in groups for rollout in group]) + _EPSILON
+        advantages = [[[a / deviation for a in turns] for turns in group] for group in advantages]
+    if isinstance(settings, ComponentAdvantageConfig):
+        sums = [component_advantages(group, settings) for group in groups]
+        deviation = statistics.pstdev([a for group in sums for a in group]) + _EPSILON
         advantages = [[[a / deviation for a in turns] for turns in group] for group in advantages]
     return advantages
 
@@ -182,7 +216,10 @@ def _group_turn_advantages(group: Sequence[Scored], settings: AdvantageConfig | 
     if isinstance(settings, CustomAdvantageConfig):
         return custom_advantages(group, settings)
     rewards = [rollout.reward for rollout in group]
-    advantages = rewards if settings is None else group_advantages(rewards, settings)
+    if isinstance(settings, ComponentAdvantageConfig):
+        advantages: Sequence[float] = component_advantages(group, settings)
+    else:
+        advantages = rewards if settings is None else group_advantages(rewards, settings)
     return [[a] * len(rollout.turn_rewards) for a, rollout in zip(advantages, group, strict=True)]
 
 

@@ -429,6 +429,19 @@ def test_advantages_other_than_those_of_the_settings_are_named(tmp_path):
     assert named(run) == []
 
 
+def test_advantages_of_components_are_compared_with_their_own_formula(tmp_path):
+    """One component counts negative, so higher rewards have lower advantages."""
+    kind = {"type": "components", "weights": {"first": -1.0}}
+    settings = {"trainer": TRAINER, "orchestrator": {"advantage": kind}}
+
+    def with_component(line):
+        return {**line, "components": {"first": line["reward"]}}
+
+    right = Made(settings=settings, line=with_component)
+    assert "advantages_misplaced" in named(make(tmp_path / "wrong", right))
+    assert "advantage_sign" not in named(tmp_path / "wrong")
+
+
 @pytest.mark.parametrize("shown", ["as sampled", "of another"])
 def test_tokens_of_another_reply_of_the_same_length_are_named(tmp_path, shown):
     others = iter("abc" for _ in range(10_000))

@@ -62,6 +62,9 @@ def shifted_logprobs(facts: DiagnosisFacts) -> Result:
 
 def advantages_against_rewards(facts: DiagnosisFacts) -> Result:
     """Find groups in which the rollout with the higher reward has the lower advantage, or the same."""
+    kind = facts.run.setting("orchestrator.advantage.type")
+    if kind == "components":  # the advantages need not have the order of the rewards
+        return None
     rows = facts.query(
         "SELECT step, grp, shaped_reward, advantage FROM rollouts WHERE {trained} AND dropped IS NULL "
         "AND turns = 1 AND shaped_reward IS NOT NULL AND advantage IS NOT NULL AND step > ? "
@@ -89,12 +92,11 @@ def advantages_against_rewards(facts: DiagnosisFacts) -> Result:
     )
     if low < 0.02:
         return measured
-    is_custom = facts.run.setting("orchestrator.advantage.type") == "custom"
     return facts.finding(
         "advantage_sign" if low > 0.7 else "advantages_misplaced",
         measured,
         *wrong[-1],
-        confidence="likely" if is_custom else "sure",
+        confidence="likely" if kind == "custom" else "sure",
     )
 
 
@@ -187,6 +189,7 @@ def _as_scored(rollout: RecordedRollout) -> Scored:
         turn_lengths=(),
         task=Task(id=rollout.task_id, messages=()),
         replies=(),
+        components=rollout.components,
     )
 
 
