@@ -103,3 +103,13 @@ def test_a_directory_without_safetensors_is_refused(qwen3, tmp_path):
     shutil.copy(qwen3.directory / "config.json", tmp_path)
     with pytest.raises(InferenceError, match=r"no model\.safetensors"):
         Checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_prompt_logprobs_equal_teacher_forcing(make_model, family):
+    model = make_model(family)
+    engine = make_engine(model.directory)
+    for prompt in prompts(2, 40, 100):
+        scored = engine.prompt_logprobs(prompt)
+        engine.step()
+        assert torch.tensor(scored.result()) == near(model.logprobs(prompt[:1], prompt[1:]))

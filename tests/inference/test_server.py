@@ -80,6 +80,20 @@ def test_list_of_prompts_gets_consecutive_seeds(http):
     assert answer["usage"] == {"prompt_tokens": 45, "completion_tokens": 36, "total_tokens": 81}
 
 
+def test_log_probs_of_prompts_have_the_form_of_vllm(http, chat_model):
+    body = {"prompt": [IDS, IDS[:1]], "max_tokens": 1, "prompt_logprobs": 0}
+    first, second = post(http, "/v1/completions", **body)["choices"]
+    none, *entries = first["prompt_logprobs"]
+    assert none is None
+    assert [list(entry) for entry in entries] == [[str(token)] for token in IDS[1:]]
+    values = [entry[str(token)]["logprob"] for entry, token in zip(entries, IDS[1:], strict=True)]
+    assert torch.tensor(values) == near(chat_model.logprobs(IDS[:1], IDS[1:]))
+    assert second["prompt_logprobs"] == [None]
+    assert "prompt_logprobs" not in post(http, "/v1/completions", prompt=IDS, max_tokens=1)["choices"][0]
+    for wrong in ({"prompt_logprobs": 1}, {"prompt_logprobs": 0, "stream": True}):
+        assert http.post("/v1/completions", json={**body, **wrong}).status_code == 400
+
+
 def test_greedy_chat_has_the_text_of_its_tokens(http, chat_model, tokenizer):
     answer = post(
         http,

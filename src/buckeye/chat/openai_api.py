@@ -160,6 +160,13 @@ class CompletionRequest(TextRequest, kw_only=True, forbid_unknown_fields=True):
 
     prompt: str | list[Any]
     logprobs: TopLogprobs | None = None
+    prompt_logprobs: Annotated[int, Meta(ge=0, le=0)] | None = None
+    """0: also return the log-probs of the prompt's tokens, as vLLM does."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.prompt_logprobs is not None and self.stream:
+            raise ValueError("`prompt_logprobs` needs `stream`: false")
 
 
 class ChatRequest(TextRequest, kw_only=True, forbid_unknown_fields=True):

@@ -35,6 +35,7 @@ from buckeye.config.shared import (
     conflict,
     max_token_age,
 )
+from buckeye.config.teacher import TeacherConfig
 
 _LOCKSTEP = "all rollouts of a step run at once with max_async_level = 0"
 
@@ -138,6 +139,8 @@ class OrchestratorConfig(BaseConfig):
     """Changes to the rewards of training rollouts."""
     advantage: AdvantageConfig | None = GroupAdvantageConfig()
     """Computation of advantages from rewards. None: advantages are the rewards."""
+    teacher: TeacherConfig | None = None
+    """Larger model to learn from, token by token (on-policy distillation)."""
     buffer: BufferConfig = SimpleBufferConfig()
     """Selection of the groups of a batch."""
     eval: EvalConfig | None = None
@@ -203,7 +206,7 @@ class OrchestratorConfig(BaseConfig):
         return self
 
     def warnings(self) -> Iterator[str]:
-        if min(self.group_sizes) == 1 and self.advantage is not None:
+        if min(self.group_sizes) == 1 and self.advantage is not None and self.teacher is None:
             yield (
                 "`rollouts_per_example` is 1: a group of one rollout has no spread, so every advantage is 0 "
                 "and nothing is learned; use 8 or 16, for example"

@@ -101,7 +101,7 @@ def _lower(value: Any) -> Any:
     return value.lower() if isinstance(value, str) else value
 
 
-def _as_list(value: Any) -> Any:
+def as_list(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
@@ -204,7 +204,7 @@ class CheckpointConfig(BaseConfig):
 class ClientConfig(BaseConfig):
     """Access to inference servers."""
 
-    base_url: Annotated[list[str], BeforeValidator(_as_list), Field(min_length=1)] = [
+    base_url: Annotated[list[str], BeforeValidator(as_list), Field(min_length=1)] = [
         "http://localhost:8000/v1"
     ]
     """Addresses of the servers, each as http://host:port/v1."""

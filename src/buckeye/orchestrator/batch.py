@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from buckeye.base.disk import write_when_room_async
 from buckeye.base.faults import fault_point
@@ -45,19 +46,29 @@ def make_batch(
     config: OrchestratorConfig,
     *,
     state: Mapping[str, Any],
+    teacher: Mapping[int, npt.NDArray[np.float32]] | None = None,
 ) -> Batch:
-    """Return a batch with one sample per segment. Every sampled token has the advantage of its turn."""
+    """Return a batch with one sample per segment. Every sampled token has the advantage of its turn.
+
+    `teacher` has the distillation advantages of each token, by `id` of the segment. They are added with
+    `config.teacher.weight`.
+    """
     samples = [
         sample
         for number, (group, group_advantages) in enumerate(zip(groups, advantages, strict=True))
         for rollout, by_turn in zip(group.scored, group_advantages, strict=True)
-        for sample in _samples(rollout, by_turn, config, group=number)
+        for sample in _samples(rollout, by_turn, config, group=number, teacher=teacher or {})
     ]
     return Batch(step=step, samples=tuple(samples), orchestrator_state=state)
 
 
 def _samples(
-    rollout: Rollout, by_turn: Sequence[float], config: OrchestratorConfig, *, group: int
+    rollout: Rollout,
+    by_turn: Sequence[float],
+    config: OrchestratorConfig,
+    *,
+    group: int,
+    teacher: Mapping[int, npt.NDArray[np.float32]],
 ) -> Iterable[Sample]:
     masked = config.mask_truncated_completions and rollout.truncated
     advantages = np.array([*by_turn, 0.0], dtype=np.float32)  # turn -1: tokens that were not sampled
@@ -65,12 +76,16 @@ def _samples(
         mask = np.array(segment.loss_mask, dtype=bool)
         if masked:
             mask[:] = False
+        values = advantages[np.array(segment.turns, dtype=np.int64)]
+        if config.teacher is not None:
+            scale, weight = config.teacher.reward_weight, config.teacher.weight
+            values = (scale * values + weight * teacher[id(segment)]).astype(np.float32)
         yield Sample(
             token_ids=np.array(segment.token_ids, dtype=np.int32),
             loss_mask=mask,
             logprobs=np.where(mask, np.array(segment.logprobs, dtype=np.float32), np.float32(0.0)),
             versions=np.where(mask, np.array(segment.versions, dtype=np.int32), np.int32(-1)),
-            advantages=np.where(mask, advantages[np.array(segment.turns, dtype=np.int64)], np.float32(0.0)),
+            advantages=np.where(mask, values, np.float32(0.0)),
             temperature=rollout.temperature,
             group=group,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import statistics
 import time
@@ -55,6 +56,7 @@ from buckeye.orchestrator.rollout_runner import RecordingRolloutRunner
 from buckeye.orchestrator.sampling_bias import CollectionWatch
 from buckeye.orchestrator.step_logs import log_first_replies, log_untrained_rollouts
 from buckeye.orchestrator.task_sampler import TaskSampler
+from buckeye.orchestrator.teacher import Teacher
 from buckeye.orchestrator.weights_watcher import BrokenServers, WeightsWatcher
 from buckeye.transport.checkpoint import read_orchestrator_state, resolve_checkpoint
 
@@ -107,6 +109,7 @@ class Orchestrator:
         self._poor_steps = 0
         self.shaping = reward_shaping(config)
         check_advantage(config.advantage)
+        self.teacher = None if config.teacher is None else Teacher(config.teacher)
         self.environments = self._load(config.env)
         self.sampler = TaskSampler(self.environments, seed=config.seed)
         self.evaluations = EvaluationSchedule(
@@ -123,7 +126,11 @@ class Orchestrator:
         config = self.config
         log.info("Starting orchestrator")
         self._check_splits()
-        async with self.client:
+        async with contextlib.AsyncExitStack() as servers:
+            await servers.enter_async_context(self.client)
+            if self.teacher is not None:
+                await servers.enter_async_context(self.teacher)
+                await self.teacher.start(self.renderer)
             log.info("Waiting for inference pool to be ready")
             heartbeat.report("its servers", on="inference")
             await asyncio.gather(
@@ -259,7 +266,7 @@ class Orchestrator:
             heartbeat.report(f"writes batch {step}")
             measured = batch_metrics(step, collected.groups, config)  # raises before the batch is written
             with self.times.stopwatch.of("write_batch"):
-                await self._hand_over(step, collected, collector)
+                measured |= await self._hand_over(step, collected, collector)
             times = {
                 "time/step": time.monotonic() - started,
                 "time/loop_held_up": self.loop_watch.take_seconds(),
@@ -283,8 +290,12 @@ class Orchestrator:
         if self.deterministic is not None:
             self.deterministic.begin(derive_seed(self.seed, purpose, number))
 
-    async def _hand_over(self, step: int, collected: CollectedGroups, collector: GroupCollector) -> None:
+    async def _hand_over(
+        self, step: int, collected: CollectedGroups, collector: GroupCollector
+    ) -> dict[str, float]:
+        """Write the rollouts and the batch. Return the metrics of the teacher, if there is one."""
         groups = collected.groups
+        scores, metrics = (None, {}) if self.teacher is None else await self.teacher.score(step, groups)
         self.state = {
             **self.state,
             **collector.state(),
@@ -295,7 +306,9 @@ class Orchestrator:
         }
         advantages = advantages_of(groups, self.config)
         await self._write_rollouts(step, groups, advantages, collected.dropped_groups)
-        await self.sender.write(make_batch(step, groups, advantages, self.config, state=self.state))
+        batch = make_batch(step, groups, advantages, self.config, state=self.state, teacher=scores)
+        await self.sender.write(batch)
+        return metrics
 
     async def _write_rollouts(
         self,

@@ -5,10 +5,13 @@ from __future__ import annotations
 import queue
 from collections.abc import Callable
 from concurrent.futures import Future
+from typing import TypeVar
 
 import torch
 
 from buckeye.inference.engine.weights import PartialUpdateError
+
+T = TypeVar("T")
 
 
 class CommandQueue:
@@ -21,19 +24,19 @@ class CommandQueue:
         """Queue `command`, which must not raise. Safe in a signal handler."""
         self._queue.put(command)
 
-    def call(self, function: Callable[[], None]) -> Future[None]:
-        """Queue `function`. Return a future that completes when `function` has run, or gets its exception."""
-        done: Future[None] = Future()
+    def call(self, function: Callable[[], T]) -> Future[T]:
+        """Queue `function`. Return a future that gets its result or exception."""
+        done: Future[T] = Future()
 
         def command() -> None:
             try:
-                function()
+                result = function()
             except Exception as error:
                 done.set_exception(error)
                 if isinstance(error, torch.AcceleratorError | PartialUpdateError):
                     raise  # after these errors the process must end
             else:
-                done.set_result(None)
+                done.set_result(result)
 
         self._queue.put(command)
         return done

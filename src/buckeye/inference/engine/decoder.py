@@ -18,6 +18,7 @@ from buckeye.inference.engine.weights import DecoderWeights, LayerWeights
 log = logging.getLogger(__name__)
 
 _LENGTH_BUCKET = 16
+_SCORED_ROWS = 1024  # rows of logits at a time
 _CHECK_ROWS, _CHECK_POSITIONS = 3, (0, 63, 64, 1000)
 _MAX_DIFFERENCE = 0.05  # several times the usual difference between two rounding orders in bfloat16
 
@@ -176,6 +177,22 @@ class Decoder:
             parts = zip(heads, chunks, masks, strict=True)
             attended = torch.cat([self._attend_causally(*part, kv) for part in parts])
             x = self._finish_layer(x, attended, layer)
+
+    @torch.inference_mode()
+    def prompt_logprobs(self, token_ids: Sequence[int]) -> list[float]:
+        """Return log p(token t | tokens before t) for all tokens but the first one, without the cache."""
+        tokens = torch.tensor(token_ids, device=self.device)
+        x, cos, sin = self._embed(tokens, self._positions[: len(tokens)])
+        weights = self.weights.current
+        for layer, kv in zip(weights.layers, self._caches, strict=True):
+            heads = self._project(x, layer, cos, sin).transpose(0, 1)
+            x = self._finish_layer(x, self._attend_causally(heads, Chunk(0, tokens, 0), None, kv), layer)
+        hidden = self._norm(x[:-1], weights.final_norm)
+        found = [
+            -F.cross_entropy(weights.head(part).float(), targets, reduction="none")
+            for part, targets in zip(hidden.split(_SCORED_ROWS), tokens[1:].split(_SCORED_ROWS), strict=True)
+        ]
+        return [float(value) for part in found for value in part.cpu()]
 
     def _embed(
         self, tokens: torch.Tensor, positions: torch.Tensor

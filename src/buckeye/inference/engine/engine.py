@@ -111,6 +111,13 @@ class Engine:
         """Return a future that the engine's thread completes. A timeout shows that the thread hangs."""
         return self._commands.call(lambda: None)
 
+    def prompt_logprobs(self, token_ids: tuple[int, ...]) -> Future[list[float]]:
+        """Return the log-probs of the tokens after the first one, each after the tokens before it.
+
+        They are computed between two decode steps, without temperature.
+        """
+        return self._commands.call(partial(self.decoder.prompt_logprobs, token_ids))
+
     def stop(self) -> None:
         """Make `run` return after the current step. Safe in a signal handler."""
         self._commands.put(self._stop)

@@ -97,6 +97,13 @@ async def completions(service: Service, request: Request) -> ASGIApp:
     prompts = await _call_in_thread_if_long(len(raw), service.prompts, body.prompt)
     max_tokens = body.max_tokens or DEFAULT_MAX_TOKENS
     reply = CompletionFormat(service, body, prompts, top_logprobs=body.logprobs)
+    if body.prompt_logprobs is not None:
+        checked = dict.fromkeys(map(service.checked_prompt, prompts))
+        reply.prompt_logprobs = {
+            # a cancelled request must not cancel a future that the engine completes
+            ids: await asyncio.shield(asyncio.wrap_future(service.engine.prompt_logprobs(ids)))
+            for ids in checked
+        }
     return await _respond(request, service, reply, body, max_tokens, body.stop_strings(), stream=body.stream)
 
 

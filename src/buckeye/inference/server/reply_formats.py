@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Seq
 from typing import Any
 
@@ -225,9 +225,18 @@ class CompletionFormat(ReplyFormat):
     """Reply of /v1/completions."""
 
     id_prefix, object_name, part_name = "cmpl", "text_completion", "text_completion"
+    prompt_logprobs: Mapping[tuple[int, ...], list[float]] | None = None
+    """By prompt: the log-probs of its tokens after the first one. None: do not return them."""
 
     def _content(self, choice: Choice) -> dict[str, Any]:
         content: dict[str, Any] = {"text": choice.text.text}
+        if self.prompt_logprobs is not None:
+            ids = choice.sequence.prompt_ids
+            values = zip(ids[1:], self.prompt_logprobs[ids], strict=True)
+            content["prompt_logprobs"] = [
+                None,
+                *({str(token): {"logprob": finite_logprob(value)}} for token, value in values),
+            ]
         if self._with_token_ids:
             content["prompt_token_ids"] = choice.sequence.prompt_ids
         return content

@@ -209,7 +209,7 @@ class Service:
             )
         sequences = []
         for index, prompt in enumerate(prompts):
-            ids = self._checked_prompt(prompt)
+            ids = self.checked_prompt(prompt)
             for member in range(count):
                 params = SamplingParams(
                     max_tokens=max_tokens,
@@ -244,7 +244,8 @@ class Service:
         eos = () if sampling.ignore_eos else self.spec.eos_token_ids
         return tuple(dict.fromkeys((*requested, *eos)))
 
-    def _checked_prompt(self, prompt: Seq[int]) -> tuple[int, ...]:
+    def checked_prompt(self, prompt: Seq[int]) -> tuple[int, ...]:
+        """Return the prompt. Raise `InvalidRequestError` if it is empty, too long, or has unknown ids."""
         if not prompt:
             raise InvalidRequestError("the prompt has no tokens")
         if len(prompt) >= self.max_len:
