@@ -108,9 +108,7 @@ def batch_metrics(step: int, groups: Sequence[Group], config: OrchestratorConfig
         "is_truncated/mean": statistics.fmean(float(r.truncated) for r in rollouts),
         "batch/solve_none": _share(groups, lambda g: max(g.rewards) <= 0.0),
         "batch/solve_all": _share(groups, lambda g: min(g.rewards) >= 1.0),
-        "batch/with_spread": _share(
-            groups, lambda g: group_has_spread([r.as_scored() for r in g.scored], config.advantage)
-        ),
+        "batch/with_spread": _share(groups, lambda g: _has_signal(g, config)),
         "batch/alike": _share(groups, _has_identical_rollouts),
         "batch/groups": len(groups),
         "batch/rollouts": len(rollouts),
@@ -172,6 +170,12 @@ def _has_identical_rollouts(group: Group) -> bool:
     """Return True if all scored rollouts of the group have identical tokens."""
     texts = [[tuple(segment.token_ids) for segment in rollout.segments] for rollout in group.scored]
     return len(texts) > 1 and all(text == texts[0] for text in texts)
+
+
+def _has_signal(group: Group, config: OrchestratorConfig) -> bool:
+    """Return True if the group has an advantage other than 0. A teacher gives each token one."""
+    scored = [rollout.as_scored() for rollout in group.scored]
+    return config.teacher is not None or group_has_spread(scored, config.advantage)
 
 
 def _share(groups: Sequence[Group], holds: Any) -> float:

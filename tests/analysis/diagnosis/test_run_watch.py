@@ -51,6 +51,10 @@ def test_rewards_that_are_advantages_need_no_spread(told):
     assert told([[EQUAL]] * 9, advantage=None) == {}
 
 
+def test_a_teacher_needs_no_differing_rewards(told):
+    assert told([[EQUAL]] * 9, teacher={"model": "big", "base_url": "http://localhost:1"}) == {}
+
+
 @pytest.mark.parametrize(
     ("groups", "advice"),
     [
