@@ -70,11 +70,21 @@ def test_implemented_settings_give_no_warnings():
     assert _warnings(RLConfig, f"{RUN} {words}") == []
 
 
+@pytest.mark.parametrize("loss", ["reinforce", "rloo"])
+def test_several_updates_without_a_ratio_give_a_warning(loss, wording):
+    (warning,) = _warnings(TrainerConfig, f"--loss.type {loss} --epochs-per-batch 2")
+    assert warning == wording
+    assert _warnings(TrainerConfig, f"--loss.type {loss}") == []
+    assert _warnings(TrainerConfig, "--loss.type ppo --epochs-per-batch 2 --mini-batches 4") == []
+
+
 def test_groups_of_one_rollout_give_a_warning(wording):
     (warning,) = _warnings(OrchestratorConfig, "--rollouts-per-example 1")
     assert warning == wording
     assert _warnings(OrchestratorConfig, "--rollouts-per-example 4") == []
     assert _warnings(OrchestratorConfig, "--advantage None") == []
+    teacher = "--teacher.model big --teacher.base-url http://h/v1"
+    assert _warnings(OrchestratorConfig, f"--rollouts-per-example 1 {teacher}") == []
 
 
 @pytest.mark.parametrize("name", ["DAPO", "gspu"])

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Tag, model_validator
 
-from buckeye.config.losses import LossConfig, MaskedRatioLossConfig
+from buckeye.config.losses import LossConfig, MaskedRatioLossConfig, ReinforceLossConfig
 from buckeye.config.shared import BaseConfig, CheckpointConfig, LogConfig, WandbConfig, conflict, variant
 
 Fraction = Annotated[float, Field(ge=0, lt=1)]
@@ -330,6 +331,14 @@ class TrainerConfig(TrainingConfig):
     """Row length in tokens. Samples are packed into rows. The trainer computes a row at once."""
     batch_timeout: PositiveFloat = 3600.0
     """Seconds to wait for a batch of the orchestrator before the trainer fails."""
+
+    def warnings(self) -> Iterator[str]:
+        name = "mini_batches" if self.mini_batches > 1 else "epochs_per_batch"
+        if isinstance(self.loss, ReinforceLossConfig) and self.mini_batches * self.epochs_per_batch > 1:
+            yield (
+                f"`{name}` is {getattr(self, name)}, and loss.type = {self.loss.type} has no ratio to "
+                "correct the updates after the first one; use cispo or ppo, for example"
+            )
 
     @model_validator(mode="after")
     def _adapter_is_not_rounded(self) -> TrainerConfig:
