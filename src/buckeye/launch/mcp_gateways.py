@@ -46,33 +46,21 @@ _CONNECT_SECONDS = 2.0
 
 
 @contextmanager
-def task_gateway(
-    environments: Iterable[EnvConfig], log_file: Path, *, rollouts: int
-) -> Iterator[dict[str, str]]:
-    """Ensure that a gateway listens on each port of this machine where tasks of MCP environments need one.
+def local_gateway(environments: Sequence[EnvConfig], log_file: Path, *, rollouts: int) -> Iterator[None]:
+    """Start the gateways of `plan_gateways` for rollouts in this process, and end them after the block.
 
-    A gateway that this function starts has room for `rollouts` concurrent rollouts. Yields additional
-    environment variables for processes that run the tasks: the gateway key, if the user has set none. Raises
-    UsageError for tasks that cannot be read, and for a listening gateway that expects another key.
+    During the block, `os.environ` has the generated key. The gateways append their output to `log_file`, and
+    also end when this process ends. Raises the errors of `plan_gateways`, and RunError, with the last lines
+    of output, if a gateway does not become ready.
     """
-    known = variables()
-    servers, args = _find_requirements(environments, known, rollouts)
-    key = _missing_key(servers, known)
-    with ensure_gateway(servers, log_file, args=args, env=key) as started:
-        _check_keys(servers, started, {**known, **key})
-        yield key
-
-
-@contextmanager
-def local_gateway(environments: Iterable[EnvConfig], log_file: Path, *, rollouts: int) -> Iterator[None]:
-    """Run `task_gateway` for rollouts in this process. Until it ends, its key is set in `os.environ`."""
-    with task_gateway(environments, log_file, rollouts=rollouts) as key:
-        os.environ.update(key)
-        try:
-            yield
-        finally:
-            for name in key:
-                del os.environ[name]
+    planned = plan_gateways(environments, rollouts=rollouts)
+    with ExitStack() as stack:
+        for role in planned.roles:
+            stack.enter_context(_running_gateway(role, log_file, planned.env))
+        os.environ.update(planned.env)
+        for name in planned.env:
+            stack.callback(os.environ.pop, name)
+        yield
 
 
 def plan_gateways(environments: Sequence[EnvConfig], *, rollouts: int) -> EnvironmentProcesses:
@@ -235,24 +223,6 @@ def _check_key(url: str, server: HttpServer, known: Mapping[str, str]) -> None:
         )
 
 
-@contextmanager
-def ensure_gateway(
-    urls: Iterable[str], log_file: Path, *, args: Sequence[str] = (), env: Mapping[str, str] | None = None
-) -> Iterator[list[int]]:
-    """Ensure that a server listens at each of the `urls` that is on this machine.
-
-    If no server listens at a URL, start a gateway there, with the flags `args`. The gateway gets the
-    variables `env` in addition to those of this process, and appends its output to `log_file`. It ends with
-    the context, or with this process. Yields the ports of the started gateways. Raises RunError, with the
-    last lines of output, if a gateway does not become ready.
-    """
-    ports = _unused_ports(urls)
-    with ExitStack() as stack:
-        for port in ports:
-            stack.enter_context(_running_gateway(port, log_file, args, env or {}))
-        yield ports
-
-
 def _unused_ports(urls: Iterable[str]) -> list[int]:
     """Return the ports of this machine that the URLs name and on which no server listens."""
     ports = {port for url in urls if (port := _local_port(url)) is not None}
@@ -279,13 +249,12 @@ def _has_listener(port: int) -> bool:
 
 
 @contextmanager
-def _running_gateway(
-    port: int, log_file: Path, args: Sequence[str], env: Mapping[str, str]
-) -> Iterator[None]:
+def _running_gateway(role: Role, log_file: Path, env: Mapping[str, str]) -> Iterator[None]:
+    assert role.port is not None
     log_file.parent.mkdir(parents=True, exist_ok=True)
     with log_file.open("ab") as output:
         process = ChildProcess(
-            [*_COMMAND, "--port", str(port), *args],
+            role.argv,
             stdout=output,
             stderr=subprocess.STDOUT,
             env={
@@ -296,12 +265,14 @@ def _running_gateway(
             },
         )
     try:
-        _wait_until_ready(process, port, log_file)
-        log.info("Started a gateway for the tasks on port %d (log: %s)", port, log_file)
+        _wait_until_ready(process, role.port, log_file)
+        log.info("Started a gateway for the tasks on port %d (log: %s)", role.port, log_file)
         yield
     finally:
         if not process.end(_STOP_SECONDS, session=False):
-            log.warning("Killing the gateway on port %d: it did not end within %g s", port, _STOP_SECONDS)
+            log.warning(
+                "Killing the gateway on port %d: it did not end within %g s", role.port, _STOP_SECONDS
+            )
 
 
 def _wait_until_ready(process: ChildProcess, port: int, log_file: Path) -> None:

@@ -18,7 +18,7 @@ from tests.workers.workers.test_elsewhere import site
 
 from buckeye.config.environments import EnvConfig, TrainEnvConfig
 from buckeye.errors import RunError, UsageError
-from buckeye.launch.mcp_gateways import ensure_gateway, task_gateway
+from buckeye.launch.mcp_gateways import local_gateway
 from buckeye.launch.worker_hosts import plan_environment_processes
 
 pytestmark = pytest.mark.e2e
@@ -31,68 +31,70 @@ def answers(port):
         return False
 
 
-def test_task_gateway_starts_only_for_local_urls_and_sets_key(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.delenv("BUCKEYE_API_KEY", raising=False)
-    log = tmp_path / "log"
-    with ensure_gateway(["", "http://[", "https://mcp.example/mcp"], log) as started:
-        assert started == []
-    assert not log.exists()
-    port = free_port()
-    url, headers = f"http://127.0.0.1:{port}/mcp", {"Authorization": "Bearer $buckeye_API_KEY"}
-    servers = {"far": "https://mcp.example/mcp", "near": url, "too": url.replace("127.0.0.1", "localhost")}
-    task = {
-        "prompt": "Win.",
-        "mcp_config": {name: {"url": address, "headers": headers} for name, address in servers.items()},
-        "evaluate_tool": {"name": "evaluate"},
-    }
+def gateway_for(tmp_path, *urls, headers=None):
+    """Return three environments. Only the last one needs a gateway, at these addresses."""
+    servers = {f"server-{n}": {"url": url, "headers": headers or {}} for n, url in enumerate(urls)}
+    task = {"prompt": "Win.", "mcp_config": servers, "evaluate_tool": {"name": "evaluate"}}
     (tmp_path / "tasks.json").write_text(json.dumps(task))
-    played = [
+    return [
         EnvConfig(id="sub/deep/env.py"),
         EnvConfig(id="harleycooper/dakota1890", args={"taskset": "no such file"}),
         EnvConfig(id="buckeye/buckeye-vf-gym@1", args={"taskset": str(tmp_path / "tasks.json")}),
     ]
-    with task_gateway(played[:2], log, rollouts=8) as nothing:
-        assert nothing == {}
-    with task_gateway(played, log, rollouts=100) as given:
-        (key,) = given.values()
-        assert given == {"BUCKEYE_API_KEY": key}
+
+
+def test_local_gateway_starts_only_for_local_urls_and_sets_key(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("BUCKEYE_API_KEY", raising=False)
+    log = tmp_path / "log"
+    with local_gateway(gateway_for(tmp_path, "https://mcp.example/mcp"), log, rollouts=8):
+        assert "BUCKEYE_API_KEY" not in os.environ
+    assert not log.exists()
+    port = free_port()
+    url, headers = f"http://127.0.0.1:{port}/mcp", {"Authorization": "Bearer $buckeye_API_KEY"}
+    urls = ("https://mcp.example/mcp", url, url.replace("127.0.0.1", "localhost"))
+    played = gateway_for(tmp_path, *urls, headers=headers)
+    with local_gateway(played, log, rollouts=100):
+        key = os.environ["BUCKEYE_API_KEY"]
         authorized = {"Authorization": f"Bearer {key}"}
         assert httpx.post(url, json={}).status_code == 401
         assert httpx.post(url, json={}, headers=authorized).status_code != 401
         status = httpx.get(url.replace("/mcp", "/status"), headers=authorized).json()
         assert status["limit"] == 200
-        for wrong in (None, "another"):
-            if wrong is not None:
-                monkeypatch.setenv("BUCKEYE_API_KEY", wrong)
-            with pytest.raises(UsageError, match="key"), task_gateway(played, log, rollouts=8):
-                pass
+        monkeypatch.setenv("BUCKEYE_API_KEY", "another")
+        with pytest.raises(UsageError, match="key"), local_gateway(played, log, rollouts=8):
+            pass
         monkeypatch.setenv("BUCKEYE_API_KEY", key)
-        with task_gateway(played, log, rollouts=8) as again:
-            assert again == {}
+        with local_gateway(played, log, rollouts=8):
+            assert os.environ["BUCKEYE_API_KEY"] == key
+    assert "BUCKEYE_API_KEY" not in os.environ
     assert not answers(port)
     assert "Gateway stopped" in log.read_text()
     assert key not in log.read_text()
 
 
-@pytest.mark.e2e
 def test_gateway_that_cannot_start_is_run_error_with_reason(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))  # without programs, no runtime for images works
     url = f"http://127.0.0.1:{free_port()}/mcp"
-    words = ["--command", "no-such-program"]
-    needed = ensure_gateway([url], tmp_path / "log", args=words)
-    with pytest.raises(RunError, match="exit code 2") as failure, needed:
+    needed = gateway_for(tmp_path, url, headers={"Env-Path": "/bin"})
+    with (
+        pytest.raises(RunError, match="exit code 2") as failure,
+        local_gateway(needed, tmp_path / "log", rollouts=1),
+    ):
         pass
-    assert "'no-such-program'" in str(failure.value)
+    assert "clients may not set PATH" in str(failure.value)
 
 
-@pytest.mark.e2e
 def test_gateway_ends_when_run_is_killed(tmp_path):
     port = free_port()
+    gateway_for(tmp_path, f"http://127.0.0.1:{port}/mcp")
     script = (
-        "import sys, time\nfrom pathlib import Path\n"
-        "from buckeye.launch.mcp_gateways import ensure_gateway\n"
-        f"with ensure_gateway(['http://127.0.0.1:{port}/mcp'], Path('log'), args=['--command', 'cat']):\n"
+        "import time\nfrom pathlib import Path\n"
+        "from buckeye.config.environments import EnvConfig\n"
+        "from buckeye.launch.mcp_gateways import local_gateway\n"
+        "environment = EnvConfig(id='mcp', args={'dataset': 'tasks.json'})\n"
+        "with local_gateway([environment], Path('log'), rollouts=1):\n"
         "    print('ready', flush=True)\n    time.sleep(600)\n"
     )
     env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
