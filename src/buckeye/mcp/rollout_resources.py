@@ -9,11 +9,13 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import mcp_types as types
+
 from buckeye.config.problems import closest, suggestion
 from buckeye.errors import UsageError
 from buckeye.mcp.client.errors import ConfigurationError, McpEnvironmentError, SetupError, TaskError
 from buckeye.mcp.client.rollout_sessions import RolloutSessions, open_sessions
-from buckeye.mcp.client.session import CallResult, SessionTimeouts, ToolInfo
+from buckeye.mcp.client.session import CallResult, SessionTimeouts
 from buckeye.mcp.config import GymConfig
 from buckeye.mcp.grading.task_graders import resolve_graders
 from buckeye.mcp.tasks.task_schema import McpTask, ToolCall, call_arguments
@@ -137,7 +139,7 @@ def _timeouts(config: GymConfig) -> SessionTimeouts:
     return SessionTimeouts(start=limits.setup_timeout, call=limits.tool_timeout, listen=_LISTEN_SECONDS)
 
 
-def _check_tools(task: McpTask, config: GymConfig, tools: Mapping[str, ToolInfo]) -> None:
+def _check_tools(task: McpTask, config: GymConfig, tools: Mapping[str, types.Tool]) -> None:
     """Raise ConfigurationError or TaskError for a tool that no server has, or an argument that it lacks."""
     for kind, key, tool in _named_tools(task, config):
         if tool not in tools:

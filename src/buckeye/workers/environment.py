@@ -55,17 +55,12 @@ def open_worker_environment(
 
 
 class WorkerEnvironment:
-    """Environment that runs its rollouts in worker processes, which call the policy through HTTP.
-
-    `info` is the environment's description: `name`, `generation`, `versions`, `splits`, `group_rewards`,
-    `turns`.
-    """
+    """Environment that runs its rollouts in worker processes, which call the policy through HTTP."""
 
     def __init__(self, pool: WorkerPool, info: Mapping[str, Any]) -> None:
         self.name: str = info["name"]
         self.splits: tuple[str, ...] = tuple(info["splits"])
         self.turns: int | None = info.get("turns")
-        self.info = dict(info)
         self._pool = pool
         self._tasks: dict[str, tuple[Task, ...]] = {}
         self._finalizer = weakref.finalize(self, worker_loop().register(pool))

@@ -63,7 +63,7 @@ def load(env_id, args, context):
         os.write(_connection(), b"\xff" * 64)
         time.sleep(1000)
     if how == "nameless":
-        return Rogue({"generation": "test"}, args)
+        return Rogue({}, args)
     if how == "killed":  # in its first process
         _killed_once(args["marker"])
     if how == "slow second":
@@ -99,7 +99,7 @@ class Rogue:
         self._kept = {}
 
     def info(self):
-        return {"generation": "test", "versions": {}, **self._info}
+        return self._info
 
     def tasks(self, split):
         if split == "many":

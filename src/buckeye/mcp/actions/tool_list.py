@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import mcp_types as types
+
 from buckeye.envs.base import Tool
 from buckeye.mcp.actions.action_schema import Action, OneArgument, SeveralArguments, source_names
-from buckeye.mcp.client.session import ToolInfo
 from buckeye.mcp.config import GymConfig, ParserConfig
 
 
-def build_action_tools(config: GymConfig, tools: Mapping[str, ToolInfo]) -> list[Tool]:
+def build_action_tools(config: GymConfig, tools: Mapping[str, types.Tool]) -> list[Tool]:
     """Return one tool per action.
 
     An argument without a transform has the schema of the MCP tool's argument. Other arguments accept any
@@ -22,7 +23,7 @@ def build_action_tools(config: GymConfig, tools: Mapping[str, ToolInfo]) -> list
             "type": "function",
             "function": {
                 "name": action.name,
-                "description": tools[action.tool].description if action.tool else "End the task.",
+                "description": (tools[action.tool].description or "") if action.tool else "End the task.",
                 "parameters": _parameters(action, tools[action.tool].input_schema if action.tool else {}),
             },
         }

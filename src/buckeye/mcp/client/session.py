@@ -68,17 +68,6 @@ Server = StdioServer | HttpServer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ToolInfo:
-    """Name, description and JSON Schemas of a tool, from the server's list of tools."""
-
-    name: str
-    description: str
-    input_schema: Mapping[str, Any]
-    output_schema: Mapping[str, Any] | None
-    annotations: Mapping[str, Any]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class CallResult:
     """Result of a tool call.
 
@@ -110,7 +99,7 @@ class McpSession:
         self, name: str, server: Server, timeouts: SessionTimeouts, secrets: Sequence[str], *, preload: bool
     ) -> None:
         self.name, self._server, self._preload = name, server, preload
-        self.tools: Mapping[str, ToolInfo] = {}
+        self.tools: Mapping[str, types.Tool] = {}
         self._timeouts, self._secrets = timeouts, secrets
         self._client: Client | None = None
         self._process: ServerProcess | None = None
@@ -219,14 +208,14 @@ class McpSession:
                 self._message(f"the input schema of the tool {name!r} changed during the session")
             )
 
-    async def _list_tools(self) -> dict[str, ToolInfo]:
+    async def _list_tools(self) -> dict[str, types.Tool]:
         assert self._client is not None
-        tools: dict[str, ToolInfo] = {}
+        tools: dict[str, types.Tool] = {}
         # the last page has no cursor, the cursor "", or an earlier cursor
         cursor, seen_cursors = None, {None, ""}
         for _ in range(_MAX_PAGES):
             page = await self._client.list_tools(cursor=cursor)
-            tools |= {tool.name: _tool_info(tool) for tool in page.tools}
+            tools |= {tool.name: tool for tool in page.tools}
             cursor = page.next_cursor
             if cursor in seen_cursors:
                 return tools
@@ -373,16 +362,6 @@ async def _cancel_and_wait(owner: asyncio.Task[None]) -> None:
     await asyncio.wait({owner})
     if not owner.cancelled():
         owner.exception()  # otherwise asyncio logs the exception, which is already reported
-
-
-def _tool_info(tool: types.Tool) -> ToolInfo:
-    return ToolInfo(
-        name=tool.name,
-        description=tool.description or "",
-        input_schema=tool.input_schema,
-        output_schema=tool.output_schema,
-        annotations=tool.annotations.model_dump(exclude_none=True) if tool.annotations else {},
-    )
 
 
 def _root_error(error: BaseException | None) -> BaseException | None:

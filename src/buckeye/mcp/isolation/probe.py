@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import mcp_types as types
+
 from buckeye.base.columns import counted
 from buckeye.envs.base import Message, Reply, Tool
 from buckeye.errors import UsageError
@@ -19,7 +21,7 @@ from buckeye.mcp.actions.action_schema import DONE, Action, OneArgument
 from buckeye.mcp.actions.schema_text import NoExampleError, format_literal, make_example
 from buckeye.mcp.client.errors import McpEnvironmentError, ToolTimeoutError
 from buckeye.mcp.client.rollout_sessions import open_sessions
-from buckeye.mcp.client.session import SessionTimeouts, ToolInfo
+from buckeye.mcp.client.session import SessionTimeouts
 from buckeye.mcp.config import GymConfig
 from buckeye.mcp.isolation.compare import ProbeRollout, find_leaks, find_suspicious_outputs
 from buckeye.mcp.rollout import run_rollout
@@ -186,14 +188,15 @@ async def _plan_calls(task: McpTask, config: GymConfig) -> list[_Call]:
     calls = []
     for action in config.actions.values():
         tool = tools.get(action.tool or "")
-        if tool is None or any(tool.annotations.get(hint) for hint in ("destructiveHint", "openWorldHint")):
+        hints = None if tool is None else tool.annotations
+        if tool is None or (hints is not None and (hints.destructive_hint or hints.open_world_hint)):
             continue
         with suppress(NoExampleError):
             calls.append((action.name, _make_arguments(action, tool)))
     return 2 * calls[: _MAX_CALLS // 2]
 
 
-def _make_arguments(action: Action, tool: ToolInfo) -> dict[str, Any]:
+def _make_arguments(action: Action, tool: types.Tool) -> dict[str, Any]:
     """Return example values for the required parameters of an action."""
     schema = tool.input_schema
     known: Mapping[str, Any] = schema.get("properties") or {}

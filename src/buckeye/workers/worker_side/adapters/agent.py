@@ -75,8 +75,6 @@ class Agent(Adapter):
     def info(self) -> Json:
         return {
             "name": ID,
-            "generation": "agent",
-            "versions": {},
             "splits": list(self._tasks),
         }
 

@@ -27,7 +27,7 @@ class Adapter(Protocol):
     """One loaded environment."""
 
     def info(self) -> Json:
-        """Return `name`, `generation`, `versions` of its libraries, `splits`, and optionally two others.
+        """Return the `name`, the `splits`, and optionally two other values.
 
         `group_rewards` is True if rewards depend on the whole group. `turns` is the maximum of a rollout.
         """

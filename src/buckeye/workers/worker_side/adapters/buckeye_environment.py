@@ -58,8 +58,6 @@ class BuckeyeEnvironment(Adapter):
     def info(self) -> Json:
         return {
             "name": self._env.name,
-            "generation": "buckeye",
-            "versions": {"buckeye": importlib.import_module("buckeye").__version__},
             "splits": [split for split in ("train", "eval") if self._has_split(split)],
             "group_rewards": self._scores_groups,
             "turns": getattr(self._env, "turns", None),

@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import importlib
 from collections.abc import Iterator
-from importlib import metadata
 from typing import Any
 
 from .base import Adapter, AdapterError, Json, check_arguments, first_messages, raised, scored, suggest_name
@@ -73,8 +72,6 @@ class ReasoningGym(Adapter):
     def info(self) -> Json:
         return {
             "name": f"{PREFIX}{self._name}",
-            "generation": "reasoning-gym",
-            "versions": {"reasoning-gym": metadata.version("reasoning-gym")},
             "splits": list(self._datasets),
         }
 

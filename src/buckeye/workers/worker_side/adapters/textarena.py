@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator
-from importlib import metadata
 
 from .base import (
     Adapter,
@@ -79,8 +78,6 @@ class TextArena(Adapter):
     def info(self) -> Json:
         return {
             "name": f"{PREFIX}{self._game}",
-            "generation": "textarena",
-            "versions": {"textarena": metadata.version("textarena")},
             "splits": list(self._seeds),
         }
 

@@ -13,7 +13,6 @@ import importlib
 import inspect
 import json
 from collections.abc import Callable, Iterator, Sequence
-from importlib import metadata
 from types import ModuleType
 from typing import Any
 
@@ -49,8 +48,6 @@ class VerifiersV0:
     def info(self) -> Json:
         return {
             "name": self._name,
-            "generation": "verifiers-v0",
-            "versions": {name: metadata.version(name) for name in ("verifiers", "openai")},
             "splits": list(self._splits()),
             "group_rewards": self._scores_groups(),
         }

@@ -21,7 +21,6 @@ import asyncio
 import contextlib
 import importlib
 from collections.abc import Iterator, Sequence
-from importlib import metadata
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -108,8 +107,6 @@ class VerifiersV1(Adapter):
     def info(self) -> Json:
         return {
             "name": self._id.replace("_", "-"),
-            "generation": "verifiers-v1",
-            "versions": {name: metadata.version(name) for name in ("verifiers", "openai", "mcp")},
             "splits": list(self._envs),
         }
 
