@@ -34,6 +34,11 @@ THIRD_PARTY_ERRORS: tuple[type[BaseException], ...] = (Exception, SystemExit)
 """Errors that third-party code may raise where Buckeye calls it. Its `exit()` must not end the run."""
 
 
+def first_line(error: BaseException | None) -> str:
+    """Return the first line of an error's text (at most 300 characters), or the name of its type."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)[:300]
+
+
 class BuckeyeError(Exception):
     """Base of all errors for people to read.
 

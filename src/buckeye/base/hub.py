@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from buckeye.base.distribution import need
 from buckeye.base.keys import key
-from buckeye.errors import RunError, UsageError
+from buckeye.errors import RunError, UsageError, first_line
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.\-]*/[A-Za-z0-9][\w.\-]*", re.ASCII)
 
@@ -47,7 +47,7 @@ class HubRepository:
         except RepositoryNotFoundError:
             return
         except Exception as error:
-            message = f"request to the hub for {name} failed: {_first_line(error)}"
+            message = f"request to the hub for {name} failed: {first_line(error)}"
             raise RunError(message, code="BK-HUB") from error
         self.files = sorted({file.rfilename for file in info.siblings or ()} - {".gitattributes"})
         self.private = bool(info.private)
@@ -83,12 +83,8 @@ class HubRepository:
             )
         except Exception as error:  # network, permissions, quota: the hub's errors vary
             raise RunError(
-                f"pushing to {self.name} failed: {_first_line(error)}",
+                f"pushing to {self.name} failed: {first_line(error)}",
                 code="BK-HUB",
                 hint="retry with the same command",
             ) from error
         return str(url)
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -212,9 +212,13 @@ class ChildProcess:
             GUARD.forget(self.pid)
 
     def _kill(self, number: int) -> None:
-        # macOS raises PermissionError for an ended process
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, number)
+        signal_group(self.pid, number)
+
+
+def signal_group(group: int, number: int = signal.SIGKILL) -> None:
+    """Send a signal to a process group, unless it has ended."""
+    with suppress(ProcessLookupError, PermissionError):  # macOS raises PermissionError for an ended process
+        os.killpg(group, number)
 
 
 class AsyncChild(Protocol):

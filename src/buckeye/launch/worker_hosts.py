@@ -12,14 +12,13 @@ import json
 import logging
 import os
 import secrets
-import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from buckeye.base import heartbeat
-from buckeye.base.process import die_with_parent, forbid_tracing
+from buckeye.base.process import die_with_parent, forbid_tracing, signal_group
 from buckeye.base.process_guard import GUARD
 from buckeye.config.environments import EnvConfig, TrainEnvConfig
 from buckeye.envs.settings import PLACEMENT_VARIABLE
@@ -183,8 +182,7 @@ class _WorkerConnection:
                 await asyncio.wait(tasks[3:], timeout=1.0)
                 await self._send(encode({"type": "ended", "code": process.returncode}))
         finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+            signal_group(process.pid)
             GUARD.forget(process.pid)
             for task in tasks:
                 task.cancel()

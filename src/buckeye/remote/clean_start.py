@@ -30,7 +30,7 @@ from buckeye.config.load import load_config
 from buckeye.config.rl import RLConfig
 from buckeye.envs.base import Environment
 from buckeye.envs.settings import WorkerSettings
-from buckeye.errors import BuckeyeError, EnvironmentNotFoundError, UsageError
+from buckeye.errors import BuckeyeError, EnvironmentNotFoundError, UsageError, first_line
 from buckeye.launch.mcp_gateways import mcp_tasks
 from buckeye.launch.plan import make_plan
 from buckeye.launch.preflight.check import Check, failed, failed_with, skipped
@@ -156,15 +156,11 @@ def _on_hub(name: str) -> Iterator[Check]:
     try:
         hf_hub_download(name, "config.json", token=key("HF_TOKEN") or None)
     except RepositoryNotFoundError as error:  # the hub also raises it if the license is not accepted
-        reason = next(iter(str(error).strip().splitlines()), "")
-        yield failed(
-            MODEL, f"the Hugging Face hub refuses {name}: {reason}", "set HF_TOKEN, or correct the name"
-        )
+        message = f"the Hugging Face hub refuses {name}: {first_line(error)}"
+        yield failed(MODEL, message, "set HF_TOKEN, or correct the name")
     except Exception as error:  # the other machine may have another network
-        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        yield skipped(
-            MODEL, f"{name} is not on this machine, and the Hugging Face hub cannot be reached: {reason}"
-        )
+        message = "is not on this machine, and the Hugging Face hub cannot be reached"
+        yield skipped(MODEL, f"{name} {message}: {first_line(error)}")
 
 
 def _store(config: RLConfig, url: str) -> Check:

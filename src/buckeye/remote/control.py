@@ -32,10 +32,8 @@ from buckeye.run_files.known_runs import (
 )
 from buckeye.run_files.record import ACTIVE_STATES
 from buckeye.runs.status import newest_step
-from buckeye.runs.stop import StopResult
+from buckeye.runs.stop import StopResult, wait_for_end
 
-_POLL_SECONDS = 0.2
-_TELL_SECONDS = 15.0
 _SECONDS = 1800.0
 _PAUSE_SECONDS = 1.0
 _REACH_SECONDS = 20.0
@@ -112,21 +110,18 @@ def _stop_by_supervisor(output_dir: Path, *, now: bool, timeout: float, tell: Ca
         if is_in_use(output_dir):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)
-    last_report, started, told = "", time.monotonic(), float("-inf")
-    while is_in_use(output_dir):
-        passed = time.monotonic()
-        doing = remote_run.doing if (remote_run := read_remote_run(output_dir)) is not None else ""
-        if passed - started > timeout:
-            raise RunError(
-                f"{output_dir} did not end within {human_duration(timeout)}. The last report of its process "
-                f"{pid}: {doing}",
-                code="BK-RUN-STALLED",
-                hint=f"to end it without a checkpoint: buckeye rl stop {output_dir} --now",
-            )
-        if doing != last_report or passed - told > _TELL_SECONDS:
-            tell(f"waiting for process {pid} ({human_duration(passed - started)}): {doing}")
-            last_report, told = doing, passed
-        time.sleep(_POLL_SECONDS)
+
+    def pending() -> str:
+        remote_run = read_remote_run(output_dir)
+        doing = f", which reports: {remote_run.doing}" if remote_run is not None else ""
+        return f"process {pid}{doing}" if is_in_use(output_dir) else ""
+
+    if left := wait_for_end(pending, timeout, tell):
+        raise RunError(
+            f"{output_dir} did not end within {human_duration(timeout)}; still running: {left}",
+            code="BK-RUN-STALLED",
+            hint=f"to end it without a checkpoint: buckeye rl stop {output_dir} --now",
+        )
 
 
 def _stop_without_supervisor(

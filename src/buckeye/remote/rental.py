@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from buckeye.errors import OfferRefusedError, PodGoneError, RemoteError, UsageError
+from buckeye.errors import OfferRefusedError, PodGoneError, RemoteError, UsageError, first_line
 from buckeye.remote.base import NAME_PREFIX, Offer, PodStatus, RemoteRequest, SshTarget
 from buckeye.remote.connection import find_private_key, parse_target, public_key
 from buckeye.remote.ledger import Ledger, PodEntry, hours_text
@@ -364,4 +364,4 @@ def _expiry(request: RemoteRequest, now: float) -> float | None:
 def _outcome(error: BaseException) -> str:
     if isinstance(error, KeyboardInterrupt):
         return "interrupted"
-    return f"failed: {(str(error) or type(error).__name__).splitlines()[0][:200]}"
+    return f"failed: {first_line(error)[:200]}"

@@ -83,9 +83,11 @@ def stop_run(
             _terminate(record, left)
         patience = timeout if timeout is not None else record.stop_seconds + _AFTER_TRAINER_SECONDS
         patience = _KILL_SECONDS if now else patience
-        if titles := _wait(lambda: ", ".join(each.title for each in processes_left(record)), patience, tell):
+        if running := wait_for_end(
+            lambda: ", ".join(each.title for each in processes_left(record)), patience, tell
+        ):
             raise RunError(
-                f"{output_dir} did not end within {human_duration(patience)}; still running: {titles}",
+                f"{output_dir} did not end within {human_duration(patience)}; still running: {running}",
                 code="BK-RUN-STALLED",
                 hint=f"to kill them: buckeye rl stop {output_dir} --now",
             )
@@ -154,7 +156,7 @@ def _stop_elsewhere(
         is_active = read_record(output_dir).state in ACTIVE_STATES
         return f"{record.host} to stop it" if is_active and not is_silent else ""
 
-    _wait(pending, patience, tell)
+    wait_for_end(pending, patience, tell)
     found = read_record(output_dir)
     if found.state in ACTIVE_STATES:
         withdraw_stop(output_dir)
@@ -168,7 +170,7 @@ def _stop_elsewhere(
     return StopResult(state=found.actual_state(), was_running=True, checkpoint_step=newest_step(output_dir))
 
 
-def _wait(pending: Callable[[], str], patience: float, tell: Callable[[str], None]) -> str:
+def wait_for_end(pending: Callable[[], str], patience: float, tell: Callable[[str], None]) -> str:
     """Wait until `pending` returns "". After `patience` seconds, return its last text instead."""
     started, told, told_at = time.monotonic(), "", 0.0
     while what := pending():

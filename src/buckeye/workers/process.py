@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import os
-import signal
 import socket
 import time
 from collections.abc import Callable
@@ -16,7 +14,7 @@ from typing import Any
 
 import psutil  # type: ignore[import-untyped]
 
-from buckeye.base.process import ends_within
+from buckeye.base.process import ends_within, signal_group
 from buckeye.base.process_guard import GUARD, MARK_VARIABLE, kill_marked
 from buckeye.envs.settings import WorkerSettings
 from buckeye.envs.stdlib_only.outcomes import Boundary
@@ -292,8 +290,7 @@ class WorkerProcess:
         if self.fault is not None:
             return
         self.fault = fault
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)
+        signal_group(self.pid)
         GUARD.forget(self.pid)
         # children may have left the process group
         self._children_killed = asyncio.get_running_loop().run_in_executor(None, kill_marked, self._mark)

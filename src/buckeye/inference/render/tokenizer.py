@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from buckeye.base.storage import read_json
-from buckeye.errors import InferenceError
+from buckeye.errors import InferenceError, first_line
 
 _GENERIC = "TokenizersBackend"
 _CLASSES = {
@@ -36,7 +36,7 @@ def load_tokenizer(model_path: str) -> Any:
         return tokenizer
     # transformers raises many exceptions for a directory without a usable tokenizer
     except Exception as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(": ")
+        reason = first_line(error).rstrip(": ")
         raise InferenceError(
             f"cannot load a tokenizer from {model_path}: {reason}",
             code="BK-TOKENIZER",

@@ -16,7 +16,7 @@ from buckeye.base.storage import read_json, step_directories
 from buckeye.config.adapter import is_adapter, read_base_model
 from buckeye.config.rl import RLConfig
 from buckeye.config.trainer import LoRAConfig
-from buckeye.errors import InferenceError, UsageError
+from buckeye.errors import InferenceError, UsageError, first_line
 from buckeye.inference.engine.architecture import check_sizes, is_untrained, read_spec
 from buckeye.inference.render.template import PROBE_QUESTION, PROBE_SYSTEM
 from buckeye.inference.render.template_files import TEMPLATE_FILE, read_template
@@ -193,7 +193,7 @@ def fetch_small_files(name: str) -> Check:
     except Exception as error:  # network, authentication, unknown id: the hub's errors vary
         return failed(
             MODEL,
-            f"cannot download {name}: {_first_line(error)}",
+            f"cannot download {name}: {first_line(error)}",
             _download_hint(name),
             code="BK-MODEL-NOT-FOUND",
         )
@@ -235,10 +235,6 @@ def _folders_in(folder: Path) -> list[str]:
         return [path.name for path in folder.iterdir() if path.is_dir()]
     except OSError:  # missing, or not readable
         return []
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 def check_tokenizer(config: RLConfig) -> Check:
@@ -463,7 +459,7 @@ def fetch_model(name: str, revision: str | None = None, *, at: str = "model.name
 def _hub_error(name: str, at: str, error: Exception) -> UsageError:
     return UsageError(
         f"{name} is not a local directory, and cannot be downloaded from the Hugging Face hub: "
-        f"{_first_line(error)}",
+        f"{first_line(error)}",
         code="BK-MODEL-NOT-FOUND",
         at=at,
         hint=_download_hint(name),

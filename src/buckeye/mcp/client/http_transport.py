@@ -13,6 +13,7 @@ from urllib.request import getproxies, proxy_bypass
 import httpx2
 
 from buckeye.base.request_gate import is_loopback
+from buckeye.errors import first_line
 from buckeye.mcp.client.message_streams import JsonRepairStream
 from buckeye.mcp.client.server_process import MAX_OUTPUT
 
@@ -65,16 +66,11 @@ def explain_unreachable(url: str, error: BaseException | None, error_status: int
     if error_status in (404, 405):
         return f"{status}: no MCP server at this path", _FIX_URL
     if error_status is not None:
-        return f"{status}: {_first_line(error)}", "check the output of the server"
+        return f"{status}: {first_line(error)}", "check the output of the server"
     if isinstance(error, httpx2.TransportError):
         hint = f"start the server, check that this machine can reach it, or {_FIX_URL}"
-        return f"cannot connect to {address}: {_first_line(error)}", hint
-    return f"{address} does not reply as an MCP server: {_first_line(error)}", _FIX_URL
-
-
-def _first_line(error: BaseException | None) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0][:300] if lines else type(error).__name__
+        return f"cannot connect to {address}: {first_line(error)}", hint
+    return f"{address} does not reply as an MCP server: {first_line(error)}", _FIX_URL
 
 
 @cache

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
 import re
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from buckeye.base.process import ends_within
+from buckeye.base.process import ends_within, signal_group
 from buckeye.base.process_guard import GUARD, kill_marked
 from buckeye.base.threads import finish_in_thread
 from buckeye.mcp.client.control_group import create_control_group, kill_control_group
@@ -168,8 +166,7 @@ class ServerProcess:
 
     def kill(self) -> None:
         """Kill the server and its process group at once."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)
+        signal_group(self.pid)
 
     async def close(self, *, grace: float = 2.0) -> None:
         """Close the input of the server. Send SIGTERM after `grace` seconds, and SIGKILL `grace / 2` later.
@@ -179,8 +176,7 @@ class ServerProcess:
         try:
             self._stdin.close()
             if not await ends_within(self._process, grace):
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.killpg(self.pid, signal.SIGTERM)
+                signal_group(self.pid, signal.SIGTERM)
                 await ends_within(self._process, grace / 2)
         finally:
             self.kill()

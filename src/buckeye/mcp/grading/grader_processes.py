@@ -8,8 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -20,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from buckeye.base.process import clean_environment, ends_within
+from buckeye.base.process import clean_environment, ends_within, signal_group
 from buckeye.base.process_guard import GUARD, MARK_VARIABLE, kill_marked
 from buckeye.base.threads import finish_in_thread
 from buckeye.errors import BuckeyeError
@@ -105,7 +103,7 @@ class _Worker:
         """Send a request, and return the reply. After a timeout, kill the process and return None."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        deadline = threading.Timer(seconds, self._kill)
+        deadline = threading.Timer(seconds, signal_group, [self._process.pid])
         deadline.start()
         reply_line = b""
         with contextlib.suppress(OSError):
@@ -119,12 +117,8 @@ class _Worker:
         reply: dict[str, Any] = json.loads(reply_line)
         return reply
 
-    def _kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-
     def _end(self) -> None:
-        self._kill()
+        signal_group(self._process.pid)
         self._process.wait()
         GUARD.forget(self._process.pid)
         for pipe in (self._process.stdin, self._process.stdout):
@@ -208,8 +202,7 @@ async def _run(
         try:
             in_time = await ends_within(process, seconds)
         finally:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)
+            signal_group(process.pid)
             await ends_within(process, 5.0)
             GUARD.forget(process.pid)
             await finish_in_thread(kill_marked, mark)  # children may have left the process group

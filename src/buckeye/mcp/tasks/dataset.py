@@ -13,7 +13,7 @@ from buckeye.base.disk import human_bytes
 from buckeye.base.distribution import need
 from buckeye.base.keys import key
 from buckeye.base.storage import sha256_file, write_directory
-from buckeye.errors import UsageError
+from buckeye.errors import UsageError, first_line
 from buckeye.mcp.tasks.dataset_rows import COLUMNS, FILES, GRADE, NESTED, TEST, TRAIN, as_row
 from buckeye.mcp.tasks.task_files import read_rows, read_tasks
 from buckeye.mcp.tasks.task_schema import HttpServer, McpTask
@@ -107,7 +107,7 @@ def find_taskset(name: str, subset: str = "") -> Path:
     except UsageError:
         raise
     except Exception as error:  # such as no network, no permission or an unknown name
-        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        reason = first_line(error)
         if constants.HF_HUB_OFFLINE:
             reason = "not in the local cache, and downloads are off (--dry-run or HF_HUB_OFFLINE)"
         raise UsageError(

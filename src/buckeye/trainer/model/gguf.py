@@ -17,7 +17,7 @@ import torch
 
 from buckeye.base.distribution import need
 from buckeye.base.storage import write_directory
-from buckeye.errors import THIRD_PARTY_ERRORS, BuckeyeError, UsageError
+from buckeye.errors import THIRD_PARTY_ERRORS, BuckeyeError, UsageError, first_line
 
 Precision = Literal["auto", "float32", "bfloat16"]
 
@@ -55,7 +55,7 @@ def import_gguf(
     except BuckeyeError:
         raise
     except THIRD_PARTY_ERRORS as error:
-        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        reason = first_line(error)
         raise _unsupported_error(file, reason) from error
     parameters = sum(parameter.numel() for parameter in model.parameters())
     if parameters != content.elements:
