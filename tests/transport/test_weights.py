@@ -55,14 +55,6 @@ def test_manifest_marks_an_adapter(tmp_path):
     assert [read_weights_manifest(directory).adapter for directory in (model, adapter)] == [False, True]
 
 
-def test_equal_weights_have_equal_checksums(tmp_path):
-    one = publish(tmp_path, 1, 1.0)
-    two = publish(tmp_path, 2, 1.0)
-    other = publish(tmp_path, 3, 2.0)
-    checksums = [read_weights_manifest(d).checksum for d in (one, two, other)]
-    assert checksums[0] == checksums[1] != checksums[2]
-
-
 def test_newest_weights_ignores_other_attempts(tmp_path):
     assert newest_weights(tmp_path / "none", identity=ME) is None
     publish(tmp_path, 9, 1, identity=RunIdentity(run_id="run", attempt=1))

@@ -106,6 +106,16 @@ class LineFile:
         os.close(self._fd)
 
 
+def texts_in(value: Any, *, without: str = "") -> Iterator[str]:
+    """Yield all texts in a JSON value, except keys and the values of the key `without`."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list | dict):
+        items = [value[key] for key in value if key != without] if isinstance(value, dict) else value
+        for item in items:
+            yield from texts_in(item, without=without)
+
+
 def append_lines(descriptor: int, lines: bytes) -> None:
     """Append lines to a file that is open for appending.
 

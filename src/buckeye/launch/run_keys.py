@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from typing import Any
 
+from buckeye.base.json_lines import texts_in
 from buckeye.base.keys import KEYS, variables
 from buckeye.base.process import is_secret
 from buckeye.config.environments import EnvConfig
@@ -47,17 +47,10 @@ def remove_unrelated_keys(config: RLConfig) -> None:
 
     All child processes, and third-party code in them, would inherit the credentials.
     """
-    named = {*names_of_keys(config), *_texts(config.model_dump(mode="json"))}
+    named = {*names_of_keys(config), *texts_in(config.model_dump(mode="json"))}
     for name in [name for name in os.environ if name.startswith(_MACHINE_KEY_PREFIXES) and name not in named]:
         if is_secret(name):
             del os.environ[name]
-
-
-def _texts(value: Any) -> list[str]:
-    if isinstance(value, str):
-        return [value]
-    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return [text for item in items for text in _texts(item)]
 
 
 def keys_of_run(config: RLConfig) -> dict[str, str]:

@@ -86,11 +86,10 @@ def is_mcp(env_id: str) -> bool:
 class McpEnvironment:
     """Environment that runs rollouts against MCP servers. Each rollout opens its own sessions."""
 
-    def __init__(
-        self, config: GymConfig, splits: Mapping[str, Sequence[McpTask]], *, name: str = NAME
-    ) -> None:
+    name = NAME
+
+    def __init__(self, config: GymConfig, splits: Mapping[str, Sequence[McpTask]]) -> None:
         """Raise UsageError for a duplicate task id, missing files, or an action that calls a grading tool."""
-        self.name = name
         self._config = config
         self._tasks: dict[str, McpTask] = {}
         self._splits = dict(splits)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from buckeye.base.foreign_files import NotRegularFileError, list_regular_files
+from buckeye.base.json_lines import texts_in
 from buckeye.config.load import load_config
 from buckeye.config.rl import RLConfig
 from buckeye.dataset.requirements import imported_files, is_dataset_environment, named_files
@@ -207,7 +208,7 @@ def _find_named_paths(settings: Mapping[str, Any], root: Path) -> Iterator[Path]
     The paths are relative to the working directory `root`. Raises UsageError for a path that would not exist
     on another machine.
     """
-    for text in dict.fromkeys(_texts(settings)):
+    for text in dict.fromkeys(texts_in(settings, without="output_dir")):
         if not text or len(text) > 1000 or "\0" in text:
             continue
         path = Path(text)
@@ -220,15 +221,3 @@ def _find_named_paths(settings: Mapping[str, Any], root: Path) -> Iterator[Path]
                 hint="move it into the project's folder and write its relative path",
             )
         yield path
-
-
-def _texts(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            if key != "output_dir":
-                yield from _texts(item)
-    elif isinstance(value, list):
-        for item in value:
-            yield from _texts(item)

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from buckeye.base.json_lines import texts_in
 from buckeye.errors import UsageError
 from buckeye.monitor.conversation import parse_message
 from buckeye.monitor.rollouts import RecordedRollout, shorten_middle
@@ -137,7 +138,7 @@ def search(run: OpenRun, address: RolloutSearch) -> dict[str, Any]:
                 return {"found": found, "all": False}
             recorded = _recorded(opened, path, at, size, group_, number)
             searched = () if recorded is None else (recorded.messages, recorded.error, recorded.text)
-            if any(wanted in text.casefold() for part in searched for text in _texts(part)):
+            if any(wanted in text.casefold() for part in searched for text in texts_in(part)):
                 found.append({"group": group_, "number": number, "env": env})
     return {"found": found, "all": True}
 
@@ -145,14 +146,6 @@ def search(run: OpenRun, address: RolloutSearch) -> dict[str, Any]:
 _STEP_ROLLOUTS = (
     "SELECT path, at, bytes, grp, number, env FROM rollouts WHERE split = ? AND step = ? AND retried = 0"
 )
-
-
-def _texts(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, list | dict):
-        for item in value.values() if isinstance(value, dict) else value:
-            yield from _texts(item)
 
 
 def _rollouts(

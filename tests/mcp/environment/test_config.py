@@ -169,8 +169,3 @@ def test_score_is_the_weighted_mean_of_the_parts():
     assert scaled.mean(parts) == pytest.approx(0.85)
     assert WeightsConfig(task_completion=3).mean(parts) == 1.0
     assert weights.mean(dict.fromkeys(parts, 1.0)) == pytest.approx(1.0)
-
-
-def test_given_weights_replace_all_default_weights(tmp_path):
-    config = load(tmp_path, SMALL + "rubric: {weights: {task_completion: 2}}\n")
-    assert config.rubric.weights == WeightsConfig(task_completion=2)

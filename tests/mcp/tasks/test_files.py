@@ -9,7 +9,7 @@ from tests.mcp.gym import json_values
 
 from buckeye.errors import UsageError
 from buckeye.mcp.tasks.task_files import read_rows, read_tasks
-from buckeye.mcp.tasks.task_schema import HttpServer, StdioServer, ToolCall, call_arguments
+from buckeye.mcp.tasks.task_schema import HttpServer, ToolCall, call_arguments
 
 PRINTED = """{
   "id": "task-001",
@@ -92,16 +92,6 @@ def test_a_call_alone_is_a_list_of_one_and_ids_are_optional(tmp_path):
     assert (first.id, second.id) == ("task-0001", "task-0002")
     assert first.evaluate_tool == [ToolCall(name="evaluate")]
     assert second.evaluate_tool == 2 * [ToolCall(name="evaluate")]
-
-
-def test_a_server_may_be_a_process(tmp_path):
-    servers = {
-        "a": {"command": "python", "args": ["-m", "x"], "env": {"K": "$K"}},
-        "b": {"url": "http://h/mcp"},
-    }
-    (read,) = read_tasks(written(tmp_path, task(mcp_config=servers)))
-    assert read.mcp_config["a"] == StdioServer(command="python", args=["-m", "x"], env={"K": "$K"})
-    assert isinstance(read.mcp_config["b"], HttpServer)
 
 
 def test_all_problems_are_reported_with_file_line_task_and_field(tmp_path, wording):

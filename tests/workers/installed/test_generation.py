@@ -31,8 +31,6 @@ def found(tmp_path, source=LOADER, *, name="sums", extras=(), chosen=(), require
     ("requires", "source", "generation", "release"),
     [
         (["verifiers>=0.1.5"], LOADER, "verifiers-v0", "verifiers==0.3.1"),
-        (["verifiers"], LOADER, "verifiers-v0", "verifiers==0.3.1"),
-        (["verifiers<0.2"], LOADER, "verifiers-v0", "verifiers<0.4"),
         (["verifiers==0.1.14"], LOADER, "verifiers-v0", "verifiers<0.4"),
         (["verifiers>=0.3"], TASKSET, "verifiers-v1", "verifiers>=0.4,<0.5"),
         (["verifiers>=0.4"], LOADER, "verifiers-v1", "verifiers>=0.4,<0.5"),
@@ -63,7 +61,6 @@ EXTRAS = {
     [
         ((), "verifiers-v0", ("v0",)),
         (("v1",), "verifiers-v1", ("v1",)),
-        (("v0",), "verifiers-v0", ("v0",)),
         (("buckeye",), "buckeye", ()),
     ],
 )

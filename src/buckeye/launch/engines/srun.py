@@ -20,6 +20,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+from buckeye.base.process import run_program
 from buckeye.config.rl import RLConfig
 from buckeye.errors import RunError, UsageError
 from buckeye.launch.engines.node import apply_event, frames
@@ -92,13 +93,8 @@ def cpus_per_node(text: str) -> list[int]:
 
 def _scontrol(*args: str) -> str:
     try:
-        result = subprocess.run(  # noqa: S603  a list of args, without a shell
-            ["scontrol", *args],  # noqa: S607  each cluster installs Slurm in another folder
-            capture_output=True,
-            text=True,
-            timeout=_SCONTROL_SECONDS,
-            check=True,
-        )
+        result = run_program(["scontrol", *args], seconds=_SCONTROL_SECONDS)
+        result.check_returncode()
     except (OSError, subprocess.SubprocessError) as error:
         raise RunError(f"`scontrol {' '.join(args)}` failed: {error}", code="BK-CLUSTER") from None
     return result.stdout
@@ -156,14 +152,8 @@ class SrunHost(Host):
 
     def _request(self, method: str, *args: Any) -> Any:
         try:
-            result = subprocess.run(  # noqa: S603  a list of args, without a shell
-                [*self._srun, "query", json.dumps([method, *args])],
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                timeout=self._timeout,
-                check=False,
-            )
+            words = [*self._srun, "query", json.dumps([method, *args])]
+            result = run_program(words, seconds=self._timeout)
             if result.returncode == 0:
                 return json.loads(result.stdout.splitlines()[-1])
         except subprocess.TimeoutExpired:
