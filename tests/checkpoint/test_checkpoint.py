@@ -70,12 +70,6 @@ def test_uncommitted_directories_are_ignored(tmp_path):
     assert [info.step for info in list_checkpoints(tmp_path)] == [1]
 
 
-def test_saving_a_step_again_replaces_it(tmp_path):
-    _save(tmp_path, 4, attempt=1)
-    _save(tmp_path, 4, attempt=2)
-    assert resolve_checkpoint(tmp_path, -1).attempt == 2
-
-
 def test_damage_is_noticed(tmp_path, refusal):
     path = _save(tmp_path, 1)
     info = resolve_checkpoint(tmp_path, -1)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 
+from buckeye.base.prime_account import PrimeAccount
 from buckeye.launch.preflight.devices import GpuSpec
 from buckeye.remote.base import RemoteRequest
 from buckeye.remote.ledger import Ledger, PodEntry
 from buckeye.remote.providers.prime import PrimeProvider
-from buckeye.remote.providers.prime_account import PrimeAccount
 from buckeye.remote.rental import rent_pod
 from tests.remote.landlord import KEY, FakeTime, Landlord, replace_time
 

@@ -10,11 +10,11 @@ import time
 
 import pytest
 
+from buckeye.base.prime_account import prime_account
 from buckeye.launch.preflight.devices import GpuSpec
 from buckeye.remote.base import RemoteRequest
 from buckeye.remote.ledger import Ledger, PodEntry
 from buckeye.remote.providers.prime import PrimeProvider
-from buckeye.remote.providers.prime_account import prime_account
 from buckeye.remote.rental import rent_pod
 from tests.remote.landlord import KEY, Landlord, serve
 

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from buckeye.base.prime_account import PrimeAccount, prime_account
 from buckeye.errors import AccountError, OfferRefusedError, RemoteError, UsageError
 from buckeye.launch.preflight.devices import GpuSpec
 from buckeye.remote.base import Offer, SshTarget
 from buckeye.remote.providers.prime import PrimeProvider
-from buckeye.remote.providers.prime_account import PrimeAccount, prime_account
 from buckeye.remote.providers.prime_rows import parse_status
 from tests.remote.landlord import KEY, FakeTime, Landlord, amount, replace_time, row
 

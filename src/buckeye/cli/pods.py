@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from buckeye.base.columns import counted
+from buckeye.base.prime_account import prime_account
 from buckeye.cli.env_options import print_table
 from buckeye.errors import RemoteError, UsageError
 from buckeye.launch.preflight.devices import parse_gpu_spec
@@ -25,7 +26,6 @@ from buckeye.remote.job import terminal_argv
 from buckeye.remote.ledger import Ledger, PodEntry, hours_text
 from buckeye.remote.offers import find_offers, left_out_text, offer_table
 from buckeye.remote.providers.prime import PrimeProvider
-from buckeye.remote.providers.prime_account import prime_account
 from buckeye.remote.teardown import cost_text
 from buckeye.run_files.known_runs import find_run, is_remote
 

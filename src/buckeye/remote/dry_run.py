@@ -6,13 +6,13 @@ from pathlib import Path
 
 from buckeye.base.columns import counted
 from buckeye.base.disk import human_bytes
+from buckeye.base.prime_account import prime_account
 from buckeye.config.rl import RLConfig
 from buckeye.errors import BuckeyeError, UsageError
 from buckeye.remote.base import RemoteRequest
 from buckeye.remote.offers import find_offers, left_out_text, offer_table, price_text
 from buckeye.remote.project import Project, make_project
 from buckeye.remote.providers.prime import PrimeProvider
-from buckeye.remote.providers.prime_account import prime_account
 from buckeye.remote.remote_run import check_installed, check_single_node
 from buckeye.remote.rental import host_target
 from buckeye.remote.start_check import obstacles

@@ -17,6 +17,7 @@ from typing import Any
 from buckeye.base.columns import counted
 from buckeye.base.disk import human_bytes
 from buckeye.base.distribution import need
+from buckeye.base.prime_account import prime_account
 from buckeye.base.process import EXIT_INTERRUPTED
 from buckeye.base.storage import read_json
 from buckeye.config.cluster import ClusterConfig
@@ -34,7 +35,6 @@ from buckeye.remote.control import RemoteRunRecorder
 from buckeye.remote.follow import REMOTE_LOG, Follower
 from buckeye.remote.project import Project, read_project
 from buckeye.remote.providers.prime import PrimeProvider
-from buckeye.remote.providers.prime_account import prime_account
 from buckeye.remote.rental import Machine, dead_man_minutes, host_target, own_host, rent_pod
 from buckeye.remote.start_check import check_start
 from buckeye.remote.teardown import restored_handlers

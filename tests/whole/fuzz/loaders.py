@@ -30,6 +30,7 @@ from tests.run.made_runs import made_run, write_metrics
 from tests.workers.proxy.test_wire_malformed import post
 
 from buckeye.base.dotenv import read_dotenv
+from buckeye.base.prime_account import PrimeAccount, prime_account
 from buckeye.base.process import RunIdentity
 from buckeye.chat import openai_api
 from buckeye.config.inference import InferenceConfig
@@ -67,7 +68,6 @@ from buckeye.remote.ledger import Ledger
 from buckeye.remote.offers import offer_table
 from buckeye.remote.providers import prime, prime_api
 from buckeye.remote.providers.prime import PrimeProvider
-from buckeye.remote.providers.prime_account import PrimeAccount, prime_account
 from buckeye.run_files.known_runs import RemoteJob, RemoteRun, write_remote_run
 from buckeye.runs.checkpoint_facts import read_config
 from buckeye.runs.status import find_checkpoint, run_status

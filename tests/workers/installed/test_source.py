@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from buckeye.errors import BuckeyeError, UsageError
 from buckeye.workers.installed.install import InstallRequest, _Installation
 from buckeye.workers.installed.install_source import WITHOUT_ADAPTER, parse_source
-from buckeye.workers.installed.private_index import hub_key
+from buckeye.workers.installed.private_index import hub_account
 from buckeye.workers.installed.venv import Installer, NeededPython, find_needed_python
 
 HUB = "https://hub.primeintellect.ai/harleycooper/simple/"
@@ -138,12 +138,12 @@ def nowhere(tmp_path, monkeypatch):
 
 
 def test_the_key_of_the_hub_is_found_where_other_keys_are(nowhere):
-    assert hub_key() is None
+    assert hub_account() is None
     (nowhere / ".prime").mkdir()
     (nowhere / ".prime" / "config.json").write_text('{"api_key": "stored"}')
-    assert hub_key() == "stored"
+    assert hub_account().api_key == "stored"
     (nowhere / ".env").write_text("PRIME_API_KEY=of-the-project\n")
-    assert hub_key() == "of-the-project"
+    assert hub_account().api_key == "of-the-project"
 
 
 def test_failed_hub_download_error_does_not_claim_a_missing_environment(nowhere, refusal):

@@ -44,14 +44,6 @@ def test_a_group_is_scored_when_all_of_it_has_ended(environment, grouped):
     assert all(outcome.pending is None for outcome in finished)
 
 
-def test_failed_rollouts_are_left_out_of_the_group_and_stay_errors(grouped):
-    failed = Outcome(reward=None, error="step: E: no", boundary="step")
-    outcomes = [failed, *play_in_group(grouped, rogue("good"), 2)]
-    finished = finish(grouped, rogue("good"), outcomes)
-    assert finished[0] is failed
-    assert sorted(outcome.reward for outcome in finished[1:]) == [0.0, 1.0]
-
-
 def test_a_group_that_cannot_be_scored_is_an_error(grouped, wording):
     outcomes = play_in_group(grouped, rogue("good", "unscored"), 2)
     finished = finish(grouped, rogue("good", "unscored"), outcomes)

@@ -11,10 +11,10 @@ from typing import Any
 import httpx
 import msgspec
 
+from buckeye.base.prime_account import PrimeAccount
 from buckeye.errors import OfferRefusedError, RemoteError
 from buckeye.launch.preflight.devices import GpuSpec
 from buckeye.remote.base import Offer, Pod, PodStatus
-from buckeye.remote.providers.prime_account import PrimeAccount
 from buckeye.remote.providers.prime_api import NotFoundError, PrimeApi, RejectedError, UnansweredError
 from buckeye.remote.providers.prime_rows import is_ours, make_order, parse_offer, parse_pod, parse_status
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import httpx
 
+from buckeye.base.prime_account import PrimeAccount
 from buckeye.errors import AccountError, RemoteError
-from buckeye.remote.providers.prime_account import PrimeAccount
 from buckeye.version import __version__
 
 log = logging.getLogger(__name__)

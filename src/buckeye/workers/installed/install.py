@@ -16,7 +16,7 @@ from buckeye.errors import BuckeyeError, UsageError
 from buckeye.workers.installed.install_source import InstallSource, parse_source, suggest_project
 from buckeye.workers.installed.interface import Interface, detect_interface, without_bounds_on
 from buckeye.workers.installed.lock_file import LockFile, Report, lock_text, pins_of, read_lock
-from buckeye.workers.installed.private_index import KEY_VARIABLE, fetch_private, hub_key
+from buckeye.workers.installed.private_index import KEY_VARIABLE, fetch_private, hub_account
 from buckeye.workers.installed.record import (
     LOCK,
     RECORD,
@@ -192,8 +192,8 @@ class _Installation:
         except BuckeyeError as error:
             if source.kind != "hub":
                 raise
-            key = hub_key()
-            if key is None:
+            account = hub_account()
+            if account is None:
                 raise BuckeyeError(
                     f"cannot get {source.env_id}{source.specifier} from the hub's public index "
                     f"{source.index}: {error.message}",
@@ -202,7 +202,7 @@ class _Installation:
                     if error.code == "BK-NETWORK"
                     else f"if it is private, set {KEY_VARIABLE} and retry",
                 ) from None
-        fetched = fetch_private(source, key, scratch)
+        fetched = fetch_private(source, account, scratch)
         installer.install(str(fetched), dependencies=False, folder=scratch)
 
     def _install_dependencies(self, installer: Installer, scratch: Path, interface: Interface) -> None:

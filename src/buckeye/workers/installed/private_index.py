@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,43 +9,34 @@ from urllib.parse import urljoin, urlsplit
 
 import httpx
 
-from buckeye.base.keys import key
-from buckeye.errors import BuckeyeError
+from buckeye.base.prime_account import PrimeAccount, prime_account
+from buckeye.errors import BuckeyeError, UsageError
 from buckeye.workers.installed.install_source import InstallSource
 
 KEY_VARIABLE = "PRIME_API_KEY"
-_BASE_VARIABLE = "PRIME_API_BASE_URL"
-_BASE = "https://api.primeintellect.ai"
 _SECONDS = 120.0
 
 
-def hub_key() -> str | None:
-    """Return the key of Prime's hub, or None.
-
-    The key is PRIME_API_KEY of the process, of `.env` or of `buckeye auth set`, else the key that `prime
-    login` has stored.
-    """
-    if configured := key(KEY_VARIABLE):
-        return configured
+def hub_account() -> PrimeAccount | None:
+    """Return the account at Prime's hub, or None without a key. Raises UsageError for an invalid setting."""
     try:
-        stored = json.loads((Path.home() / ".prime" / "config.json").read_text("utf-8"))
-    except (OSError, ValueError):
-        return None
-    api_key = stored.get("api_key") if isinstance(stored, dict) else None
-    return api_key if isinstance(api_key, str) and api_key else None
+        return prime_account()
+    except UsageError as error:
+        if error.code == "BK-KEY-MISSING":
+            return None
+        raise
 
 
-def fetch_private(source: InstallSource, key: str, folder: Path) -> Path:
+def fetch_private(source: InstallSource, account: PrimeAccount, folder: Path) -> Path:
     """Download a wheel or source archive of the environment into `folder`.
 
     Raises BuckeyeError if the hub refuses the key, does not have the environment, or sends an invalid
     response.
     """
-    base = os.environ.get(_BASE_VARIABLE, _BASE).rstrip("/").removesuffix("/api/v1")
     version = source.specifier.removeprefix("==") or "latest"
-    address = f"{base}/api/v1/environmentshub/{source.owner}/{source.name}/@{version}"
+    address = f"{account.url}/api/v1/environmentshub/{source.owner}/{source.name}/@{version}"
     with httpx.Client(timeout=_SECONDS, follow_redirects=False) as client:
-        details = _parse_details(_get(client, address, key, source), source)
+        details = _parse_details(_get(client, address, account.api_key, source), source)
         url = next(
             (details[k] for k in ("wheel_url", "package_url", "tracked_package_url") if details.get(k)), None
         )
@@ -57,7 +46,7 @@ def fetch_private(source: InstallSource, key: str, folder: Path) -> Path:
             )
         url = urljoin(address, url)
         is_same_host = urlsplit(url)[:2] == urlsplit(address)[:2]  # scheme and host
-        response = _get(client, url, key if is_same_host else None, source)
+        response = _get(client, url, account.api_key if is_same_host else None, source)
     target = folder / (Path(urlsplit(url).path).name or "package.tar.gz")
     target.write_bytes(response.content)
     return target
