@@ -112,13 +112,6 @@ class WorkerEnvironment:
         """Return the process ids of the running workers."""
         return self._pool.pids()
 
-    def count_ended_workers(self) -> Mapping[str, int]:
-        """Return the number of workers that ended unexpectedly, by kind of end.
-
-        Kinds: `died`, `killed`, `silent`, `stuck`, `flooded`, `memory`, `protocol`.
-        """
-        return dict(self._pool.ended)
-
     async def close(self) -> None:
         """End the workers.
 

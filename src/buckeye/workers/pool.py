@@ -6,7 +6,6 @@ import asyncio
 import logging
 import time
 import zlib
-from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,8 +49,6 @@ class WorkerPool:
         self._ending: set[asyncio.Task[None]] = set()
         self._closed = False
         self._is_spread = settings.processes == 1
-        self.ended: Counter[str] = Counter()
-        """Number of workers that ended unexpectedly, by kind of end: `died`, `silent`, `stuck`, ..."""
 
     async def info(self) -> Any:
         """Return the environment's description, from `Adapter.info`. Raises BoundaryError."""
@@ -256,7 +253,6 @@ class WorkerPool:
         """Record the unexpected end of a worker. The next rollout starts a replacement."""
         fault = worker.fault
         assert fault is not None
-        self.ended[fault.kind] += 1
         if slot.worker is worker:
             slot.worker = None
             if not worker.finished_count:

@@ -180,5 +180,5 @@ def test_remove_deletes_the_folder_unless_it_is_in_use(index, tmp_path):
     user.communicate()
     assert (refused.returncode, f"process {user.pid}" in refused.stderr) == (1, True)
     done = person.env("remove", "maker/sums", "--yes")
-    assert (done.returncode, done.stdout) == (0, "maker/sums 1.1 is removed\n")
+    assert (done.returncode, done.stdout) == (0, "maker/sums 1.1 removed\n")
     assert person.environments == []
