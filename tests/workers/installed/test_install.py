@@ -120,8 +120,8 @@ def test_required_python_is_named_with_the_command(tmp_path):
 
 def test_a_second_install_and_an_unknown_name_are_refused(installed):
     person, _ = installed
-    misspelt = person.env("check", "sumz")
-    assert (misspelt.returncode, "did you mean maker/sums?" in misspelt.stderr.lower()) == (2, True)
+    misspelt = person.env("check", "summs")
+    assert (misspelt.returncode, "did you mean `maker/sums`?" in misspelt.stderr.lower()) == (2, True)
     again = person.env("install", "maker/sums")
     assert (again.returncode, "--force" in again.stderr) == (2, True)
     unknown = person.env("list", "other/sums")
