@@ -291,12 +291,13 @@ PUBLISHED = Path(__file__).parent / "published_configs"
 @pytest.mark.parametrize("name", ["qwen2", "smollm2"])
 def test_published_configurations_are_accepted(tmp_path, name):
     shutil.copy(PUBLISHED / f"{name}.json", tmp_path / "config.json")
-    assert read_spec(tmp_path).rope.theta == json.loads((tmp_path / "config.json").read_text())["rope_theta"]
+    theta = json.loads((tmp_path / "config.json").read_text())["rope_theta"]
+    assert {layer.rope.theta for layer in read_spec(tmp_path).layers} == {theta}
 
 
-def test_doctor_reports_sliding_windows(tmp_path):
+def test_doctor_reports_unsupported_keys(tmp_path):
     """The check runs without torch and reports a remedy."""
-    config = json.loads((PUBLISHED / "qwen2.json").read_text()) | {"use_sliding_window": True}
+    config = json.loads((PUBLISHED / "qwen2.json").read_text()) | {"is_causal": False}
     (tmp_path / "config.json").write_text(json.dumps(config))
     (tmp_path / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
     script = (
@@ -310,5 +311,5 @@ def test_doctor_reports_sliding_windows(tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True)
     assert done.stdout.startswith(f"failed {tmp_path}/config.json: "), done.stderr
-    for said in ("use_sliding_window", "max_window_layers 21", "vLLM", "False"):
+    for said in ("is_causal is False", "vLLM", "False"):
         assert said in done.stdout

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from buckeye.base.storage import read_json
 from buckeye.errors import InferenceError, UsageError
-from buckeye.inference.engine.model_fields import ROPE_KINDS, complete_config, format_value, read_rope
+from buckeye.inference.engine.model_fields import (
+    ACTIVATIONS,
+    Activation,
+    complete_config,
+    format_value,
+    layer_ropes,
+    layer_windows,
+)
 
 _LAYERS = "num_hidden_layers"
 _NON_ZERO = (_LAYERS, "hidden_size", "vocab_size", "num_attention_heads")
@@ -29,49 +37,110 @@ _MAX_SIZE = 2**40
 _FETCH_AGAIN = "fetch or copy the model again"
 _MAX_HEADER_BYTES = 100_000_000  # the limit of safetensors itself
 
-RopeKind = Literal["default", "linear", "llama3"]
+RopeKind = Literal["default", "linear", "llama3", "yarn", "longrope"]
+Norms = Literal["before", "after", "both"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RopeSpec:
-    """Rotary position embedding.
+    """Rotary position embedding of the first `width` dimensions of a head.
 
-    `factor` is for the kinds "linear" and "llama3". The fields after `factor` are for "llama3" only.
+    Cosine and sine are multiplied by `scale`. `factor` is for the kinds "linear", "llama3" and "yarn", and
+    `factors` for "longrope", one for each pair of dimensions. `low` and `high` are numbers of rotations
+    within the original context: below `low`, "llama3" and "yarn" divide an angle by `factor`; above `high`,
+    they keep it. `truncate` rounds the limits of "yarn" to whole dimensions.
     """
 
     kind: RopeKind
     theta: float
+    width: int
+    scale: float = 1.0
     factor: float = 1.0
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 1.0
+    factors: tuple[float, ...] = ()
+    low: float = 1.0
+    high: float = 1.0
     original_max_positions: int = 0
+    truncate: bool = True
+
+
+class LayerSpec(NamedTuple):
+    """Attention of a layer: its `window` in tokens, and its positions. None: full attention, no positions."""
+
+    window: int | None
+    rope: RopeSpec | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExpertsSpec:
+    """Mixture of experts: each token uses the `per_token` experts with the highest probabilities.
+
+    `layers` has the indices of the layers with experts. `normalized`: the weights of a token's experts sum to
+    1.
+    """
+
+    count: int
+    per_token: int
+    size: int
+    layers: tuple[int, ...]
+    normalized: bool
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelSpec:
-    """Pre-norm decoder with grouped-query attention, rotary positions and a gated SiLU feed-forward block."""
+    """Decoder with grouped-query attention, rotary positions and gated feed-forward blocks.
+
+    The fields after `eos_token_ids` are the differences of some families. `norms` tells whether a block has
+    its norm before, after, or before and after. `qk_norm` normalizes each head, or all heads as one vector.
+    `fused`: queries, keys and values are one tensor in the checkpoint, and so are gate and up. A norm's
+    weight is `norm_offset` plus the stored one. Logits are divided by `logits_divisor`, and then limited to
+    `logits_cap`.
+    """
 
     vocab_size: int
     hidden_size: int
     mlp_size: int
-    num_layers: int
     num_heads: int
     num_kv_heads: int
     head_dim: int
     rms_eps: float
-    qk_norm: bool
     qkv_bias: bool
     out_bias: bool
     mlp_bias: bool
     tied_head: bool
     max_positions: int
-    rope: RopeSpec
+    layers: tuple[LayerSpec, ...]
     eos_token_ids: tuple[int, ...]
+    norms: Norms = "before"
+    qk_norm: Literal["head", "all"] | None = None
+    fused: bool = False
+    norm_offset: float = 0.0
+    activation: Activation = "silu"
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    attention_scale: float | None = None
+    logits_divisor: float = 1.0
+    logits_cap: float | None = None
+    experts: ExpertsSpec | None = None
+
+    @property
+    def num_layers(self) -> int:
+        """Number of layers."""
+        return len(self.layers)
 
     @property
     def qk_heads(self) -> int:
         """Number of query heads plus number of key heads. These heads are normalized and rotated."""
         return self.num_heads + self.num_kv_heads
+
+    @property
+    def is_plain(self) -> bool:
+        """True if the model computes as Llama, Qwen2 or Qwen3 do, except for the angles of its positions."""
+        (first, *others) = set(self.layers)
+        whole = first.rope is not None and first.rope.width == self.head_dim
+        scales = (self.embedding_scale, self.residual_scale, self.logits_divisor) == (1.0, 1.0, 1.0)
+        limits = (self.attention_scale, self.logits_cap, self.experts, first.window) == (None,) * 4
+        kinds = (self.norms, self.activation, self.norm_offset) == ("before", "silu", 0.0)
+        return not others and whole and scales and limits and kinds and self.qk_norm != "all"
 
 
 def model_directory(name: str) -> Path:
@@ -219,37 +288,111 @@ def _is_shape(value: Any) -> bool:
 
 def _build_spec(fields: Mapping[str, Any], eos_token_ids: tuple[int, ...]) -> ModelSpec:
     heads, hidden = int(fields["num_attention_heads"]), int(fields["hidden_size"])
-    attention_bias = fields.get("attention_bias", False)
-    positions = int(fields["max_position_embeddings"])
+    head_dim = int(fields["head_dim"] or hidden // heads)
+    attention_bias, family = fields.get("attention_bias", False), fields["model_type"]
+    ropes = [None if rope is None else _build_rope(rope, fields, head_dim) for rope in layer_ropes(fields)]
+    # beyond its original context, "longrope" has other angles for all positions, also for cached keys
+    short = [rope.original_max_positions for rope in ropes if rope is not None and rope.kind == "longrope"]
     return ModelSpec(
         vocab_size=int(fields["vocab_size"]),
         hidden_size=hidden,
         mlp_size=int(fields["intermediate_size"]),
-        num_layers=int(fields["num_hidden_layers"]),
         num_heads=heads,
         num_kv_heads=int(fields["num_key_value_heads"] or heads),
-        head_dim=int(fields["head_dim"] or hidden // heads),
+        head_dim=head_dim,
         rms_eps=float(fields["rms_norm_eps"]),
-        qk_norm=fields["model_type"] == "qwen3",
-        qkv_bias=fields["model_type"] == "qwen2" or attention_bias,
+        qkv_bias=family == "qwen2" or attention_bias,
         out_bias=attention_bias,
         mlp_bias=fields.get("mlp_bias", False),
         tied_head=fields["tie_word_embeddings"],
-        max_positions=positions,
-        rope=_build_rope(read_rope(fields), positions),
+        max_positions=min([int(fields["max_position_embeddings"]), *short]),
+        layers=tuple(map(LayerSpec, layer_windows(fields), ropes)),
         eos_token_ids=eos_token_ids,
+        activation=ACTIVATIONS[fields.get("hidden_activation", fields["hidden_act"])],
+        **_differences(fields),
     )
 
 
-def _build_rope(rope: Mapping[str, Any], positions: int) -> RopeSpec:
-    kind = rope["rope_type"]
-    factors = {key: float(rope[key]) for key in ROPE_KINDS[kind] if key.endswith("factor")}
-    return RopeSpec(
-        kind=kind,
-        theta=float(rope["rope_theta"]),
-        original_max_positions=int(rope.get("original_max_position_embeddings") or positions),
-        **factors,
+def _differences(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of `ModelSpec` in which a family differs from Llama."""
+    match fields["model_type"]:
+        case "qwen3":
+            return {"qk_norm": "head"}
+        case "phi3":
+            return {"fused": True}
+        case "olmo2" | "olmo3":
+            return {"norms": "after", "qk_norm": "all"}
+        case "granite":
+            return {
+                "embedding_scale": float(fields["embedding_multiplier"]),
+                "residual_scale": float(fields["residual_multiplier"]),
+                "attention_scale": float(fields["attention_multiplier"]),
+                "logits_divisor": float(fields["logits_scaling"]),
+            }
+        case "gemma3_text":
+            cap = fields["final_logit_softcapping"]
+            return {
+                "norms": "both",
+                "qk_norm": "head",
+                "norm_offset": 1.0,
+                "embedding_scale": float(fields["hidden_size"]) ** 0.5,
+                "attention_scale": float(fields["query_pre_attn_scalar"]) ** -0.5,
+                "logits_cap": None if cap is None else float(cap),
+            }
+        case "qwen3_moe":
+            return {"qk_norm": "head", "experts": _build_experts(fields)}
+    return {}
+
+
+def _build_experts(fields: Mapping[str, Any]) -> ExpertsSpec:
+    step, dense = int(fields["decoder_sparse_step"]), fields["mlp_only_layers"] or ()
+    layers = range(int(fields[_LAYERS]))
+    return ExpertsSpec(
+        count=int(fields["num_local_experts"] or fields["num_experts"]),
+        per_token=int(fields["num_experts_per_tok"]),
+        size=int(fields["moe_intermediate_size"]),
+        layers=tuple(index for index in layers if index not in dense and (index + 1) % step == 0),
+        normalized=fields["norm_topk_prob"],
     )
+
+
+def _build_rope(rope: Mapping[str, Any], fields: Mapping[str, Any], head_dim: int) -> RopeSpec:
+    kind, positions = rope["rope_type"], int(fields["max_position_embeddings"])
+    original = int(rope.get("original_max_position_embeddings") or positions)
+    width = int(head_dim * (rope.get("partial_rotary_factor") or 1.0))
+    spec = RopeSpec(kind=kind, theta=float(rope["rope_theta"]), width=width, original_max_positions=original)
+    if kind == "dynamic":  # within the context of the model, its angles are the default ones
+        return replace(spec, kind="default")
+    if kind == "linear":
+        return replace(spec, factor=float(rope["factor"]))
+    if kind == "llama3":
+        low, high = float(rope["low_freq_factor"]), float(rope["high_freq_factor"])
+        return replace(spec, factor=float(rope["factor"]), low=low, high=high)
+    factor, scale = rope.get("factor"), rope.get("attention_factor")
+    factor = positions / original if factor is None else float(factor)
+    if kind == "yarn":
+        return replace(
+            spec,
+            factor=factor,
+            low=float(rope.get("beta_slow") or 1),
+            high=float(rope.get("beta_fast") or 32),
+            truncate=bool(rope.get("truncate", True)),
+            scale=_yarn_scale(rope, factor) if scale is None else float(scale),
+        )
+    if kind == "longrope":
+        factors = tuple(map(float, rope["short_factor"]))
+        if len(factors) != width // 2:
+            raise ValueError(f"rope type 'longrope' has {len(factors)} factors for {width // 2} angles")
+        growth = math.log(factor) / math.log(original) if factor > 1 else 0.0
+        return replace(spec, factors=factors, scale=(1 + growth) ** 0.5 if scale is None else float(scale))
+    return spec
+
+
+def _yarn_scale(rope: Mapping[str, Any], factor: float) -> float:
+    """Return the scale of cosine and sine (Peng et al. 2023, arXiv:2309.00071, eq. 22)."""
+    own, all_dims = rope.get("mscale"), rope.get("mscale_all_dim")
+    growth = 0.1 * math.log(factor) if factor > 1 else 0.0
+    return (1 + own * growth) / (1 + all_dims * growth) if own and all_dims else 1 + growth
 
 
 def eos_token_ids(config: Mapping[str, Any], directory: Path) -> tuple[int, ...]:

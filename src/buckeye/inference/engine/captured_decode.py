@@ -109,6 +109,8 @@ def decode_step(
         )
         attended = kernels.attend(queries, kv, positions)
         x, normed = kernels.add_and_norm(x, layer.out(attended), layer.mlp_norm, eps)
+        assert layer.gate_up is not None
+        assert layer.down is not None
         fed = layer.down(kernels.gate(layer.gate_up(normed)))
         x, normed = kernels.add_and_norm(x, fed, next_norm, eps)
     return weights.head(normed)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -12,6 +13,7 @@ import torch.nn.functional as F
 
 from buckeye.inference.engine.architecture import ModelSpec
 from buckeye.inference.engine.kv_cache import KVCache
+from buckeye.inference.engine.model_fields import Activation
 from buckeye.inference.engine.rotary import rotation_tables
 from buckeye.inference.engine.weights import DecoderWeights, LayerWeights
 
@@ -37,6 +39,15 @@ class Chunk(NamedTuple):
     def end(self) -> int:
         """Position after the last token."""
         return self.start + len(self.token_ids)
+
+
+Rotations = Sequence[tuple[torch.Tensor, torch.Tensor]]
+"""Cosine and sine of tokens, [N, 1, width] each, for each distinct rotary position embedding."""
+_ACTIVATIONS: Mapping[Activation, Callable[[torch.Tensor], torch.Tensor]] = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+}
 
 
 class _LayerCache(NamedTuple):
@@ -74,15 +85,17 @@ class Decoder:
         self.cache = cache
         kv = cache.kv
         self.device = kv.device
-        self._cos, self._sin = rotation_tables(
-            spec.rope, spec.head_dim, cache.max_len, dtype=kv.dtype, device=kv.device
-        )
+        ropes = list(dict.fromkeys(layer.rope for layer in spec.layers if layer.rope is not None))
+        self._tables = [rotation_tables(r, cache.max_len, dtype=kv.dtype, device=kv.device) for r in ropes]
+        self._table_of_layer = [None if rope is None else ropes.index(rope) for _, rope in spec.layers]
+        self._windows = [layer.window for layer in spec.layers]
+        self._embedding_scale = torch.tensor(spec.embedding_scale, dtype=kv.dtype).item()
         self._positions = torch.arange(cache.max_len, device=kv.device)
         self._slots = torch.arange(cache.slots, device=kv.device)
         self._caches = kv.unbind(0)
         self._root_eps = torch.tensor(math.sqrt(spec.rms_eps), device=kv.device)
         self._views: tuple[tuple[int, int], list[_LayerCache]] = ((0, 0), [])
-        self._captured = self._captured_decode() if kv.is_cuda else None
+        self._captured = self._captured_decode() if kv.is_cuda and spec.is_plain else None
 
     def _captured_decode(self) -> DecodeStep | None:
         """Return the decode step that runs as one CUDA graph.
@@ -92,7 +105,7 @@ class Decoder:
         try:
             from buckeye.inference.engine.captured_decode import CapturedDecode
 
-            step = CapturedDecode(self.spec, self.weights, self.cache, (self._cos, self._sin))
+            step = CapturedDecode(self.spec, self.weights, self.cache, self._tables[0])
             difference = self._difference(step)
         except Exception as error:  # Triton, its compiler and the driver raise many exceptions
             log.warning("Triton is unavailable, so sampling is slower: %s", error)
@@ -144,19 +157,37 @@ class Decoder:
         spec, count = self.spec, tokens.shape[0]
         length = min(self.cache.max_len, -(-longest // _LENGTH_BUCKET) * _LENGTH_BUCKET)
         rows = self._slots[:count]
-        hidden_positions = self._positions[:length] > positions[:, None]
-        mask = torch.zeros(count, length, dtype=self.cache.kv.dtype, device=self.device)
-        mask = mask.masked_fill_(hidden_positions, float("-inf"))[:, None, None]
-        x, cos, sin = self._embed(tokens, positions)
+        masks = {window: self._decode_mask(positions, length, window) for window in set(self._windows)}
+        x, rotations = self._embed(tokens, positions)
         weights = self.weights.current
-        for layer, (kv, keys, values) in zip(weights.layers, self._cache_views(count, length), strict=True):
-            qkv = self._project(x, layer, cos, sin)
+        views = self._cache_views(count, length)
+        for index, (layer, (kv, keys, values)) in enumerate(zip(weights.layers, views, strict=True)):
+            qkv = self._project(x, layer, self._rotation(index, rotations))
             kv[rows, :, positions] = qkv[:, spec.num_heads :]
             # Pass the queries of a group as positions of their key head, so that the kernel reads keys once.
             query = qkv[:, : spec.num_heads].view(count, spec.num_kv_heads, -1, spec.head_dim)  # [B, K, G, D]
-            attended = F.scaled_dot_product_attention(query, keys, values, attn_mask=mask)
+            mask = masks[self._windows[index]]
+            attended = F.scaled_dot_product_attention(
+                query, keys, values, attn_mask=mask, scale=spec.attention_scale
+            )
             x = self._finish_layer(x, attended.reshape(count, -1), layer)
-        return weights.head(self._norm(x, weights.final_norm)).float()
+        return self._logits(weights.head(self._norm(x, weights.final_norm)))
+
+    def _logits(self, logits: torch.Tensor) -> torch.Tensor:
+        logits = logits.float()
+        if self.spec.logits_divisor != 1:
+            logits = logits / self.spec.logits_divisor
+        cap = self.spec.logits_cap
+        return logits if cap is None else (logits / cap).tanh_().mul_(cap)
+
+    def _decode_mask(self, positions: torch.Tensor, length: int, window: int | None) -> torch.Tensor:
+        """Return the mask to add to the scores, [B, 1, 1, length]: 0 for keys in the window, else -inf."""
+        keys, queries = self._positions[:length], positions[:, None]
+        hidden = keys > queries
+        if window is not None and window < length:
+            hidden |= keys <= queries - window
+        mask = torch.zeros(len(positions), length, dtype=self.cache.kv.dtype, device=self.device)
+        return mask.masked_fill_(hidden, float("-inf"))[:, None, None]
 
     def prefill(self, chunks: Sequence[Chunk]) -> None:
         """Compute the keys and values of all chunks in one packed batch, and write them into the slots."""
@@ -164,17 +195,17 @@ class Decoder:
         lengths = [len(chunk.token_ids) for chunk in chunks]
         tokens = torch.cat([chunk.token_ids for chunk in chunks]).to(self.device)
         positions = torch.cat([self._positions[chunk.start : chunk.end] for chunk in chunks])
-        x, cos, sin = self._embed(tokens, positions)
-        masks = [_causal_mask(len(c.token_ids), c.end, self.device) if c.start else None for c in chunks]
+        x, rotations = self._embed(tokens, positions)
+        masks = {w: [_causal_mask(chunk, w, self.device) for chunk in chunks] for w in set(self._windows)}
         layers = self.weights.current.layers
-        for layer, kv in zip(layers, self._caches, strict=True):
-            qkv = self._project(x, layer, cos, sin)
+        for index, (layer, kv) in enumerate(zip(layers, self._caches, strict=True)):
+            qkv = self._project(x, layer, self._rotation(index, rotations))
             heads = [part.transpose(0, 1) for part in qkv.split(lengths)]  # [H + 2K, T, D] each
             for chunk, part in zip(chunks, heads, strict=True):
                 kv[chunk.slot, :, chunk.start : chunk.end] = part[spec.num_heads :]
             if layer is layers[-1]:
                 return  # the remaining operations only compute logits, which prefill does not need
-            parts = zip(heads, chunks, masks, strict=True)
+            parts = zip(heads, chunks, masks[self._windows[index]], strict=True)
             attended = torch.cat([self._attend_causally(*part, kv) for part in parts])
             x = self._finish_layer(x, attended, layer)
 
@@ -182,23 +213,30 @@ class Decoder:
     def prompt_logprobs(self, token_ids: Sequence[int]) -> list[float]:
         """Return log p(token t | tokens before t) for all tokens but the first one, without the cache."""
         tokens = torch.tensor(token_ids, device=self.device)
-        x, cos, sin = self._embed(tokens, self._positions[: len(tokens)])
+        whole = Chunk(0, tokens)
+        x, rotations = self._embed(tokens, self._positions[: len(tokens)])
+        masks = {window: _causal_mask(whole, window, self.device) for window in set(self._windows)}
         weights = self.weights.current
-        for layer, kv in zip(weights.layers, self._caches, strict=True):
-            heads = self._project(x, layer, cos, sin).transpose(0, 1)
-            x = self._finish_layer(x, self._attend_causally(heads, Chunk(0, tokens, 0), None, kv), layer)
+        for index, (layer, kv) in enumerate(zip(weights.layers, self._caches, strict=True)):
+            heads = self._project(x, layer, self._rotation(index, rotations)).transpose(0, 1)
+            attended = self._attend_causally(heads, whole, masks[self._windows[index]], kv)
+            x = self._finish_layer(x, attended, layer)
         hidden = self._norm(x[:-1], weights.final_norm)
         found = [
-            -F.cross_entropy(weights.head(part).float(), targets, reduction="none")
+            -F.cross_entropy(self._logits(weights.head(part)), targets, reduction="none")
             for part, targets in zip(hidden.split(_SCORED_ROWS), tokens[1:].split(_SCORED_ROWS), strict=True)
         ]
         return [float(value) for part in found for value in part.cpu()]
 
-    def _embed(
-        self, tokens: torch.Tensor, positions: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def _embed(self, tokens: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, Rotations]:
         x = F.embedding(tokens, self.weights.current.embed)
-        return x, self._cos[positions][:, None], self._sin[positions][:, None]
+        if self._embedding_scale != 1:
+            x *= self._embedding_scale
+        return x, [(cos[positions][:, None], sin[positions][:, None]) for cos, sin in self._tables]
+
+    def _rotation(self, index: int, rotations: Rotations) -> tuple[torch.Tensor, torch.Tensor] | None:
+        table = self._table_of_layer[index]
+        return None if table is None else rotations[table]
 
     def _cache_views(self, count: int, length: int) -> list[_LayerCache]:
         """Return views of the first `length` positions of slots 0..count-1.
@@ -210,12 +248,14 @@ class Decoder:
             self._views = ((count, length), views)
         return self._views[1]
 
-    def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """Return x / sqrt(mean(x^2) + eps) * weight, over the last dimension.
+    def _norm(self, x: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
+        """Return x / sqrt(mean(x^2) + eps) * weight, over the last dimension; x without a weight.
 
         Source: Zhang and Sennrich 2019, eq. 4.
         """
-        if x.is_cuda:
+        if weight is None:
+            return x
+        if x.is_cuda and weight.dtype == x.dtype:
             shape = (x.shape[-1],)
             if weight.dim() == 1:
                 return F.rms_norm(x, shape, weight, self.spec.rms_eps)
@@ -226,29 +266,41 @@ class Decoder:
         return (x / root_mean).mul_(weight).to(x.dtype)
 
     def _project(
-        self, x: torch.Tensor, layer: LayerWeights, cos: torch.Tensor, sin: torch.Tensor
+        self, x: torch.Tensor, layer: LayerWeights, rotation: tuple[torch.Tensor, torch.Tensor] | None
     ) -> torch.Tensor:
         """Return queries, keys and values of one layer, [N, H + 2K, D].
 
-        Queries and keys are normalized and rotated.
+        Queries and keys are normalized and rotated. A layer without a `rotation` has no norm for them either.
         """
         spec = self.spec
         qkv = layer.qkv(self._norm(x, layer.input_norm))
         qkv = qkv.view(x.shape[0], -1, spec.head_dim)
+        if rotation is None:
+            return qkv
         qk = qkv[:, : spec.qk_heads]
         if layer.qk_norm is not None:
-            qk = self._norm(qk, layer.qk_norm)
-        swapped = qk.roll(spec.head_dim // 2, -1)
-        torch.addcmul(qk * cos, swapped, sin, out=qkv[:, : spec.qk_heads])
+            qk = self._norm_heads(qk, layer.qk_norm)
+        cos, sin = rotation
+        width = cos.shape[-1]
+        rotated = qk[..., :width]
+        swapped = rotated.roll(width // 2, -1)
+        torch.addcmul(rotated * cos, swapped, sin, out=qkv[:, : spec.qk_heads, :width])
         return qkv
+
+    def _norm_heads(self, qk: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        if self.spec.qk_norm == "head":
+            return self._norm(qk, weight)
+        counts = [self.spec.num_heads, self.spec.num_kv_heads]
+        weights = weight.split([count * self.spec.head_dim for count in counts])
+        parts = zip(qk.split(counts, 1), weights, strict=True)
+        return torch.cat([self._norm(part.flatten(1), w).view_as(part) for part, w in parts], 1)
 
     def _attend_causally(
         self, heads: torch.Tensor, chunk: Chunk, mask: torch.Tensor | None, kv: torch.Tensor
     ) -> torch.Tensor:
         """Return the attention output [T, H x D] of one chunk, from `heads` [H + 2K, T, D].
 
-        If the chunk does not start at position 0, earlier keys and values are read from the cache `kv`. Only
-        such a chunk has a `mask`.
+        If the chunk does not start at position 0, earlier keys and values are read from the cache `kv`.
         """
         spec = self.spec
         if chunk.start:
@@ -257,21 +309,56 @@ class Decoder:
             query, keys_values = heads.split([spec.num_heads, 2 * spec.num_kv_heads])
         keys, values = keys_values[None].chunk(2, 1)
         attended = F.scaled_dot_product_attention(
-            query[None], keys, values, attn_mask=mask, is_causal=mask is None, enable_gqa=True
+            query[None],
+            keys,
+            values,
+            attn_mask=mask,
+            is_causal=mask is None,
+            scale=spec.attention_scale,
+            enable_gqa=True,
         )
         return attended[0].transpose(0, 1).flatten(1)
 
     def _finish_layer(self, x: torch.Tensor, attended: torch.Tensor, layer: LayerWeights) -> torch.Tensor:
-        x = x + layer.out(attended)
-        gate, up = layer.gate_up(self._norm(x, layer.mlp_norm)).chunk(2, -1)
-        return x + layer.down(F.silu(gate) * up)
+        scale = self.spec.residual_scale
+        x = x.add(self._norm(layer.out(attended), layer.out_norm), alpha=scale)
+        fed = self._feed_forward(self._norm(x, layer.mlp_norm), layer)
+        return x.add(self._norm(fed, layer.down_norm), alpha=scale)
+
+    def _feed_forward(self, x: torch.Tensor, layer: LayerWeights) -> torch.Tensor:
+        activate = _ACTIVATIONS[self.spec.activation]
+        if layer.gate_up is not None and layer.down is not None:
+            gate, up = layer.gate_up(x).chunk(2, -1)
+            return layer.down(activate(gate) * up)
+        spec, experts = self.spec.experts, layer.experts
+        assert spec is not None
+        assert experts is not None
+        weights, chosen = experts.router(x).float().softmax(-1).topk(spec.per_token)
+        if spec.normalized:
+            weights = weights / weights.sum(-1, keepdim=True)
+        mixed = torch.zeros_like(x)
+        for expert in chosen.unique().tolist():
+            rows, choices = (chosen == expert).nonzero(as_tuple=True)
+            gate, up = experts.gate_up[expert](x[rows]).chunk(2, -1)
+            fed = experts.down[expert](activate(gate) * up)
+            mixed.index_add_(0, rows, fed * weights[rows, choices, None].to(x.dtype))
+        return mixed
 
 
-def _causal_mask(tokens: int, end: int, device: torch.device) -> torch.Tensor:
-    """Return the attention mask of the last `tokens` of `end` positions. Each attends to 0 up to itself."""
-    # CUDA has a fast kernel for this mask. Other devices skip the import, which takes a second and memory.
-    if device.type == "cuda":
-        from torch.nn.attention.bias import causal_lower_right
+def _causal_mask(chunk: Chunk, window: int | None, device: torch.device) -> torch.Tensor | None:
+    """Return the attention mask of a chunk, [tokens, end], or None if it is plainly causal.
 
-        return causal_lower_right(tokens, end)
-    return torch.ones(tokens, end, dtype=torch.bool, device=device).tril_(end - tokens)
+    Each token attends to positions 0 up to its own, or to those in its window.
+    """
+    tokens, end = len(chunk.token_ids), chunk.end
+    if window is None or window >= end:
+        if not chunk.start:
+            return None
+        # CUDA has a fast kernel for this mask. Other devices skip the import: a second, and memory.
+        if device.type == "cuda":
+            from torch.nn.attention.bias import causal_lower_right
+
+            return causal_lower_right(tokens, end)
+        window = end
+    mask = torch.ones(tokens, end, dtype=torch.bool, device=device)
+    return mask.tril_(chunk.start).triu_(chunk.start - window + 1)

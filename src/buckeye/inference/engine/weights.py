@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -27,7 +27,18 @@ from buckeye.inference.engine.architecture import ModelSpec
 from buckeye.inference.engine.projection import Projection
 
 _EMBED, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
-_INPUT_NORM, _MLP_NORM = "input_layernorm.weight", "post_attention_layernorm.weight"
+_AFTER_ATTENTION = "post_attention_layernorm.weight"
+_NORMS: Mapping[str, Mapping[str, str]] = {
+    "before": {"input_norm": "input_layernorm.weight", "mlp_norm": _AFTER_ATTENTION},
+    "after": {"out_norm": _AFTER_ATTENTION, "down_norm": "post_feedforward_layernorm.weight"},
+    "both": {
+        "input_norm": "input_layernorm.weight",
+        "out_norm": _AFTER_ATTENTION,
+        "mlp_norm": "pre_feedforward_layernorm.weight",
+        "down_norm": "post_feedforward_layernorm.weight",
+    },
+}
+"""Names of a layer's norms in a checkpoint, by their fields in `LayerWeights`, for each `ModelSpec.norms`."""
 _QK_NORMS = ("self_attn.q_norm.weight", "self_attn.k_norm.weight")
 _FINAL_NORM = "model.norm.weight"
 _BFLOAT16_PARAMETERS = 5_000_000
@@ -46,16 +57,42 @@ class _Matrix(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LayerWeights:
-    """Weights of one layer. Norms are [hidden]; `qk_norm` is [query heads + key heads, head_dim]."""
+class ExpertWeights:
+    """Weights of a mixture of experts. `router` projects to the scores of the experts."""
 
-    input_norm: torch.Tensor
+    router: Projection
+    gate_up: tuple[Projection, ...]
+    down: tuple[Projection, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LayerWeights:
+    """Weights of one layer. Norms are [hidden].
+
+    `qk_norm` is [query heads + key heads, head_dim], or one vector if the heads are normalized together. A
+    layer has either `gate_up` and `down`, or `experts`.
+    """
+
     qkv: Projection
     qk_norm: torch.Tensor | None
     out: Projection
-    mlp_norm: torch.Tensor
-    gate_up: Projection
-    down: Projection
+    gate_up: Projection | None = None
+    down: Projection | None = None
+    experts: ExpertWeights | None = None
+    input_norm: torch.Tensor | None = None
+    out_norm: torch.Tensor | None = None
+    mlp_norm: torch.Tensor | None = None
+    down_norm: torch.Tensor | None = None
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """All tensors, in an order that depends only on the model."""
+        norms = (self.input_norm, self.qk_norm, self.out_norm, self.mlp_norm, self.down_norm)
+        experts = self.experts
+        mixed = () if experts is None else (experts.router, *experts.gate_up, *experts.down)
+        projections = (self.qkv, self.out, self.gate_up, self.down, *mixed)
+        tensors = [norm for norm in norms if norm is not None]
+        return [*tensors, *(t for part in projections if part is not None for t in part.tensors)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,12 +115,7 @@ class ModelWeights:
     def tensors(self) -> list[torch.Tensor]:
         """All tensors, in an order that depends only on the model. A tied embedding appears twice."""
         tensors = [self.embed, self.final_norm, *self.head.tensors]
-        for layer in self.layers:
-            norms = (layer.input_norm, layer.qk_norm, layer.mlp_norm)
-            tensors += [norm for norm in norms if norm is not None]
-            for projection in (layer.qkv, layer.out, layer.gate_up, layer.down):
-                tensors += projection.tensors
-        return tensors
+        return tensors + [tensor for layer in self.layers for tensor in layer.tensors]
 
 
 class PartialUpdateError(InferenceError):
@@ -306,7 +338,7 @@ class _Reader:
 
     def final_norm(self) -> torch.Tensor:
         """Return the norm before the head."""
-        return self._base_or_own(self._base and self._base.final_norm, _FINAL_NORM)
+        return self._norm(self._base and self._base.final_norm, _FINAL_NORM)
 
     def head(self, embed: torch.Tensor) -> Projection:
         """Return the projection to the vocabulary. A tied head is the embedding in another layout."""
@@ -318,15 +350,30 @@ class _Reader:
     def layer(self, index: int) -> LayerWeights:
         prefix = f"model.layers.{index}."
         base = self._base.layers[index] if self._base is not None else None
-        projections = {
+        parts: dict[str, Any] = {
             name: self._projection(prefix, matrix, getattr(base, name, None))
-            for name, matrix in _matrices(self._spec).items()
+            for name, matrix in _matrices(self._spec, index).items()
         }
-        return LayerWeights(
-            input_norm=self._base_or_own(base and base.input_norm, f"{prefix}{_INPUT_NORM}"),
-            qk_norm=self._qk_norm(prefix) if self._spec.qk_norm else None,
-            mlp_norm=self._base_or_own(base and base.mlp_norm, f"{prefix}{_MLP_NORM}"),
-            **projections,
+        for field, name in _NORMS[self._spec.norms].items():
+            parts[field] = self._norm(getattr(base, field, None), f"{prefix}{name}")
+        if _has_experts(self._spec, index):
+            parts["experts"] = self._experts(prefix, None if base is None else base.experts)
+        return LayerWeights(qk_norm=self._qk_norm(prefix) if self._spec.qk_norm else None, **parts)
+
+    def _experts(self, prefix: str, base: ExpertWeights | None) -> ExpertWeights:
+        router, *matrices = _expert_matrices(self._spec)
+        return ExpertWeights(
+            router=self._projection(prefix, router, None if base is None else base.router),
+            gate_up=self._projections(prefix, matrices[::2], None if base is None else base.gate_up),
+            down=self._projections(prefix, matrices[1::2], None if base is None else base.down),
+        )
+
+    def _projections(
+        self, prefix: str, matrices: Sequence[_Matrix], bases: Sequence[Projection] | None
+    ) -> tuple[Projection, ...]:
+        return tuple(
+            self._projection(prefix, matrix, None if bases is None else bases[index])
+            for index, matrix in enumerate(matrices)
         )
 
     def _projection(self, prefix: str, matrix: _Matrix, base: Projection | None) -> Projection:
@@ -363,9 +410,19 @@ class _Reader:
             return self._tensor(name)
         return base
 
+    def _norm(self, base: torch.Tensor | None, name: str) -> torch.Tensor:
+        weight = self._base_or_own(base, name)
+        if not self._spec.norm_offset or weight is base:
+            return weight
+        # float32, because rounding the sum would change the stored weight
+        return self._checkpoint.tensor(name).to(self._device, torch.float32) + self._spec.norm_offset
+
     def _qk_norm(self, prefix: str) -> torch.Tensor:
-        query, key = (self._tensor(f"{prefix}{name}") for name in _QK_NORMS)
-        return torch.cat([query.expand(self._spec.num_heads, -1), key.expand(self._spec.num_kv_heads, -1)])
+        spec = self._spec
+        query, key = (self._norm(None, f"{prefix}{name}") for name in _QK_NORMS)
+        if spec.qk_norm == "all":
+            return torch.cat([query, key])
+        return torch.cat([query.expand(spec.num_heads, -1), key.expand(spec.num_kv_heads, -1)])
 
     def _tensor(self, name: str) -> torch.Tensor:
         # copy, because the mapped file may change or disappear
@@ -381,29 +438,54 @@ def _shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
         shapes[_HEAD] = shapes[_EMBED]
     for index in range(spec.num_layers):
         prefix = f"model.layers.{index}."
-        for matrix in _matrices(spec).values():
+        experts = _expert_matrices(spec) if _has_experts(spec, index) else ()
+        for matrix in (*_matrices(spec, index).values(), *experts):
             for module, rows in matrix.modules.items():
                 shapes[f"{prefix}{module}.weight"] = (rows, matrix.columns)
                 if matrix.bias:
                     shapes[f"{prefix}{module}.bias"] = (rows,)
-        shapes |= dict.fromkeys((f"{prefix}{_INPUT_NORM}", f"{prefix}{_MLP_NORM}"), (spec.hidden_size,))
+        norms = _NORMS[spec.norms].values()
+        shapes |= dict.fromkeys((f"{prefix}{name}" for name in norms), (spec.hidden_size,))
         if spec.qk_norm:
-            shapes |= dict.fromkeys((f"{prefix}{name}" for name in _QK_NORMS), (spec.head_dim,))
+            heads = (spec.num_heads, spec.num_kv_heads) if spec.qk_norm == "all" else (1, 1)
+            for name, count in zip(_QK_NORMS, heads, strict=True):
+                shapes[f"{prefix}{name}"] = (count * spec.head_dim,)
     return shapes
 
 
-def _matrices(spec: ModelSpec) -> dict[str, _Matrix]:
-    """Return the projections of a layer, by their names in `LayerWeights`."""
+def _matrices(spec: ModelSpec, index: int) -> dict[str, _Matrix]:
+    """Return the projections of layer `index`, except experts, by their names in `LayerWeights`."""
     hidden = spec.hidden_size
     queries, keys = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
     qkv = {"self_attn.q_proj": queries, "self_attn.k_proj": keys, "self_attn.v_proj": keys}
     gate_up = {"mlp.gate_proj": spec.mlp_size, "mlp.up_proj": spec.mlp_size}
-    return {
+    if spec.fused:
+        qkv, gate_up = {"self_attn.qkv_proj": sum(qkv.values())}, {"mlp.gate_up_proj": 2 * spec.mlp_size}
+    matrices = {
         "qkv": _Matrix(qkv, hidden, spec.qkv_bias),
         "out": _Matrix({"self_attn.o_proj": hidden}, queries, spec.out_bias),
-        "gate_up": _Matrix(gate_up, hidden, spec.mlp_bias),
-        "down": _Matrix({"mlp.down_proj": hidden}, spec.mlp_size, spec.mlp_bias),
     }
+    if not _has_experts(spec, index):
+        matrices["gate_up"] = _Matrix(gate_up, hidden, spec.mlp_bias)
+        matrices["down"] = _Matrix({"mlp.down_proj": hidden}, spec.mlp_size, spec.mlp_bias)
+    return matrices
+
+
+def _has_experts(spec: ModelSpec, index: int) -> bool:
+    return spec.experts is not None and index in spec.experts.layers
+
+
+def _expert_matrices(spec: ModelSpec) -> list[_Matrix]:
+    """Return the router, and for each expert "gate and up" and "down"."""
+    experts = spec.experts
+    assert experts is not None
+    matrices = [_Matrix({"mlp.gate": experts.count}, spec.hidden_size, bias=False)]
+    for expert in range(experts.count):
+        name = f"mlp.experts.{expert}"
+        both = {f"{name}.gate_proj": experts.size, f"{name}.up_proj": experts.size}
+        matrices.append(_Matrix(both, spec.hidden_size, bias=False))
+        matrices.append(_Matrix({f"{name}.down_proj": spec.hidden_size}, experts.size, bias=False))
+    return matrices
 
 
 def _safetensors_files(directory: Path) -> list[Path]:
