@@ -184,7 +184,7 @@ def compare(model: Saved, other: Saved) -> None:
 
 
 def _compare_greedy(engine, model: Saved, ids) -> None:
-    """Compare greedy text of two prompts, the second of which continues the first conversation."""
+    """Compare greedy text of two prompts. The second prompt continues the first conversation."""
     prompt = tuple(ids[:6].tolist())
     for _ in range(2):
         finish(engine, one := sample(prompt, max_tokens=10, top_k=1))

@@ -21,7 +21,7 @@ from buckeye.launch.preflight.model import check_model
 from buckeye.launch.preflight.trainer_checks import trainer_warnings
 from buckeye.trainer.model.attention import PACKED_ATTENTION
 from buckeye.trainer.model.policy import load_policy, make_policy
-from buckeye.trainer.model.trainable import FAMILIES, untrainable_reasons
+from buckeye.trainer.model.trainable import FAMILIES, longest_sample, untrainable_reasons
 from buckeye.trainer.parallel.shards import empty_policy
 from tests.command import run_here
 from tests.rounding import logprob_error
@@ -30,7 +30,7 @@ CPU = torch.device("cpu")
 LAYERS = 4
 WINDOW = 4
 LENGTHS = [23, 9, 1, 9]
-QUICK = ("llama", "qwen2", "qwen3", "mistral", "gemma3_text", "gpt2")
+QUICK = ("llama", "qwen2", "qwen3", "mistral", "granite", "gemma3_text", "gpt2")
 SMALL = {
     "num_hidden_layers": LAYERS,
     "hidden_size": 32,
@@ -95,7 +95,7 @@ FIELDS = {
                 "rope_type": "longrope",
                 "short_factor": [1.0] * 4,
                 "long_factor": [9.0] * 4,
-                "original_max_position_embeddings": 16,
+                "original_max_position_embeddings": 32,
             },
         ]
     ),
@@ -217,7 +217,7 @@ def folder(tiny_model, tmp_path):
         ({"model_type": "qwen3_moe", "num_experts": 8}, "experts is 8"),
         ({"text_config": {"n_routed_experts": 4}}, "n_routed_experts is 4"),
         ({"model_type": "bloom"}, "model_type is 'bloom'"),
-        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope type 'dynamic'"),
+        ({"logits_scaling": 8.0}, "logits_scaling is 8.0"),
         ({"final_logit_softcapping": 30.0}, "final_logit_softcapping is 30.0"),
         (
             {"layer_types": ["sliding_attention"] * 2, "use_sliding_window": False},
@@ -234,6 +234,28 @@ def test_untrainable_model_is_refused_before_loading(folder, changes, said):
     (line,) = trainer_warnings(config, directory, on_gpu=False)  # shown by doctor and dry run
     assert line.startswith(f"model.name: {directory}/config.json: ")
     assert said in line
+
+
+@pytest.mark.parametrize(
+    ("rope", "limit"),
+    [
+        ({"rope_type": "dynamic", "factor": 2.0}, 24),
+        (
+            {"rope_type": "longrope", "short_factor": [1.5] * 4, "long_factor": [9.0] * 4},
+            23,
+        ),
+    ],
+)
+def test_samples_beyond_the_limit_of_rotary_positions_are_refused(rope, limit):
+    original = {"original_max_position_embeddings": limit} if rope["rope_type"] == "longrope" else {}
+    config = small_config("llama", rope_scaling=rope | original, max_position_embeddings=24)
+    assert untrainable_reasons(config.to_dict()) == []
+    assert longest_sample(config.to_dict()) == limit
+    compare(config)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation=PACKED_ATTENTION)
+    policy = make_policy(model, "of a test", CPU, flash=False, compute_dtype="float32")
+    with pytest.raises(UsageError, match=f"to {limit}"):
+        policy.hidden_states(torch.zeros(limit + 1, dtype=torch.int64), [limit + 1])
 
 
 @pytest.mark.slow

@@ -21,7 +21,12 @@ from buckeye.trainer.data.packing import PackedMicroBatch, pack_micro_batch
 from buckeye.trainer.model.attention import PACKED_ATTENTION, flash_available
 from buckeye.trainer.model.logprobs import token_logprobs
 from buckeye.trainer.model.rms_norm import replace_norms
-from buckeye.trainer.model.trainable import check_trainable, model_load_error
+from buckeye.trainer.model.trainable import (
+    check_trainable,
+    logits_divisor,
+    longest_sample,
+    model_load_error,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +48,9 @@ class PolicyNetwork(nn.Module):
         self.device = device
         self.compute_dtype = compute_dtype
         self.flash = flash
+        config = model.config.to_dict()
+        self._logits_divisor = logits_divisor(config)
+        self._longest_sample = longest_sample(config)
 
     def forward(self, row: PackedMicroBatch, temperatures: Tensor) -> tuple[Tensor, Tensor]:
         """Return the log-prob of each of the N targets of a row, and the entropy of its distribution.
@@ -65,7 +73,18 @@ class PolicyNetwork(nn.Module):
         return self.run_layers(row).index_select(0, row.row_indices)
 
     def run_layers(self, row: PackedMicroBatch) -> Tensor:
-        """Return the final hidden states [tokens, hidden] of a row."""
+        """Return the final hidden states [tokens, hidden] of a row, divided as the model divides its logits.
+
+        Raise `UsageError` if a sample is too long for the rotary positions of the model.
+        """
+        longest, limit = row.layout.longest_keys, self._longest_sample
+        if limit is not None and longest > limit:
+            raise UsageError(
+                f"a sample has {longest} tokens, but the rotary positions of the model limit the samples of a "
+                f"row to {limit}",
+                code="BK-MODEL-UNSUPPORTED",
+                hint=f"set seq_len to {limit} or less",
+            )
         with self.cast_weights():
             embedded = self.model.get_input_embeddings()(row.token_ids)[None]
             output = self.model.base_model(
@@ -76,6 +95,8 @@ class PolicyNetwork(nn.Module):
                 flash=self.flash,
             )
         hidden = output.last_hidden_state[0]
+        if self._logits_divisor != 1:
+            hidden = hidden / self._logits_divisor
         return hidden.to(self.compute_dtype) if self._is_mixed else hidden
 
     def cast_weights(self) -> AbstractContextManager[Any]:

@@ -26,6 +26,7 @@ a row. Some scale logits after the output projection, which the trainer does not
 
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 _SCALES = ("final_logit_softcapping", "attn_logit_softcapping", "logit_scale", "logits_scaling")
+_DIVIDED = ("granite",)  # families whose logits are divided by `logits_scaling`
 _SWITCHES = (
     "use_bidirectional_attention",
     "attention_chunk_size",
@@ -33,7 +34,8 @@ _SWITCHES = (
     "quantization_config",
 )
 _LAYERS = ("full_attention", "sliding_attention")
-_ROPE_OF_LENGTH = ("dynamic", "longrope")
+_LENGTH_KEYS = {"dynamic": "max_position_embeddings", "longrope": "original_max_position_embeddings"}
+"""Keys of the largest length with constant angles, by kind of rotary positions."""
 
 
 def untrainable_reasons(config: Mapping[str, Any]) -> list[str]:
@@ -49,6 +51,24 @@ def untrainable_reasons(config: Mapping[str, Any]) -> list[str]:
             f"{', '.join(FAMILIES)}"
         ]
     return [*experts, *_packing_reasons(config)]
+
+
+def logits_divisor(config: Mapping[str, Any]) -> float:
+    """Return the divisor of the logits of a model."""
+    return float(config["logits_scaling"]) if config.get("model_type") in _DIVIDED else 1.0
+
+
+def longest_sample(config: Mapping[str, Any]) -> int | None:
+    """Return the largest length of a sample in tokens, or None without a limit.
+
+    Beyond this length, the angles of all positions depend on the length, but a row has samples of several
+    lengths.
+    """
+    rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    parts = [rope, *(value for value in rope.values() if isinstance(value, Mapping))]
+    keys = [(_LENGTH_KEYS.get(part.get("rope_type", part.get("type"))), part) for part in parts]
+    limits = [part.get(key, config.get(key)) for key, part in keys if key is not None]
+    return min((int(limit) for limit in limits if limit is not None), default=None)
 
 
 def check_trainable(name: str, config: Mapping[str, Any] | None = None) -> None:
@@ -87,7 +107,8 @@ def _expert_reasons(config: Mapping[str, Any]) -> Iterator[str]:
 
 def _packing_reasons(config: Mapping[str, Any]) -> Iterator[str]:
     for key in _SCALES:
-        if config.get(key) not in (None, 1.0):
+        is_divided = key == "logits_scaling" and config.get("model_type") in _DIVIDED
+        if config.get(key) not in (None, 1.0) and not is_divided:
             yield f"{key} is {format_value(config[key])}: the trainer does not scale scores or logits"
     for key in _SWITCHES:
         if config.get(key):
@@ -100,12 +121,3 @@ def _packing_reasons(config: Mapping[str, Any]) -> Iterator[str]:
         yield f"layer_types has {others}: only {' and '.join(_LAYERS)} are supported"
     if "sliding_attention" in kinds and config.get("use_sliding_window") is False:
         yield "layer_types has sliding_attention, but use_sliding_window is False"
-    for kind in _rope_kinds(config.get("rope_scaling") or config.get("rope_parameters") or {}):
-        if kind in _ROPE_OF_LENGTH:
-            yield f"rope type {kind!r} depends on the sample length, but a row has several samples"
-
-
-def _rope_kinds(rope: Mapping[str, Any]) -> Iterator[Any]:
-    """Yield the rope type of the model, or of each kind of layer."""
-    for part in (rope, *(value for value in rope.values() if isinstance(value, Mapping))):
-        yield part.get("rope_type", part.get("type"))
