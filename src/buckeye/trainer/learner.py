@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from buckeye.base.gpu_speeds import gpu_speed
 from buckeye.monitor.verdicts import is_power_of_ten
 from buckeye.trainer.data.packing import PackedMicroBatch
 from buckeye.trainer.micro_batch_size import MicroBatchSize
@@ -27,19 +28,6 @@ from buckeye.trainer.parallel.fsdp import gather_tensors, reshard_policy
 from buckeye.trainer.parallel.ranks import Ranks
 
 logger = logging.getLogger(__name__)
-
-# Peak bfloat16 FLOP/s without sparsity, from the data sheets of the vendors, by a part of the device's name.
-_PEAK_FLOPS = {
-    "B200": 2250e12,
-    "H200": 989e12,
-    "H100 PCIe": 756e12,
-    "H100": 989e12,
-    "A100": 312e12,
-    "L40S": 362e12,
-    "RTX A6000": 155e12,
-    "RTX 4090": 165e12,
-    "RTX 3090": 71e12,
-}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -272,8 +260,8 @@ def peak_flops(device: torch.device) -> float | None:
     """Return the device's peak bfloat16 FLOP/s, or None if it is unknown."""
     if device.type != "cuda":
         return None
-    name = torch.cuda.get_device_name(device)
-    return next((flops for part, flops in _PEAK_FLOPS.items() if part in name), None)
+    speed = gpu_speed(torch.cuda.get_device_name(device))
+    return None if speed is None else speed.flops
 
 
 def peak_memory_gib(device: torch.device) -> float:
