@@ -35,7 +35,7 @@ from buckeye.config.load import load_with_warnings
 from buckeye.config.rl import RLConfig
 from buckeye.inference.client import InferenceClient
 from buckeye.launch.preflight.devices import MainMemory, main_memory
-from buckeye.launch.preflight.memory_plan import Hardware, plan_memory, processor_has_bfloat16
+from buckeye.launch.preflight.memory_plan import Hardware, plan_memory, processor_has
 from buckeye.launch.preflight.model import parse_shape
 from buckeye.transport.batches import Batch, Sample, write_batch
 from buckeye.transport.weights import publish_weights, read_weights_manifest
@@ -67,7 +67,7 @@ def case(kind: str, model: Path, length: int, words: tuple[str, ...] = ()) -> di
         "shape": {key: config[key] for key in _SHAPE if config.get(key) is not None},
         "length": length,
         "words": list(words),
-        "fast_bfloat16": processor_has_bfloat16(),
+        "fast_bfloat16": processor_has("avx512_bf16", "amx_tile"),
         "memory": main_memory().total,
     }
 

@@ -36,6 +36,7 @@ from buckeye.config.rl import RLConfig
 from buckeye.config.settings import Layer, Location, Settings
 from buckeye.envs.registry import CALLER
 from buckeye.errors import BuckeyeError, UsageError
+from buckeye.launch.preflight.device_checks import forecast_run
 from buckeye.launch.preflight.devices import parse_gpu_spec
 from buckeye.launch.preflight.disk import estimate_disk
 from buckeye.mcp.environment import NAME as MCP
@@ -60,7 +61,13 @@ from buckeye.setup.recipe.flags import TrainArgs, TrainFlags
 from buckeye.setup.recipe.model import model_facts, refuse_hosted
 from buckeye.setup.recipe.run_plan import RunPlan, plan_json, plan_text
 from buckeye.setup.recipe.sizes import choose_sizes
-from buckeye.setup.recipe.training_machine import TrainingMachine, devices_text, local_machine, remote_machine
+from buckeye.setup.recipe.training_machine import (
+    TrainingMachine,
+    devices_text,
+    local_machine,
+    planned_gpus,
+    remote_machine,
+)
 
 _COMPOSED = Location("the composed configuration", Layer.FILE)
 
@@ -161,12 +168,20 @@ def _make_plan(
         recipe=recipe,
         config=config,
         where=f"{machine.name}; {devices_text(machine, layout, model.parameters)}",
+        forecast=_forecast_text(config, model.path, machine),
         disk=estimate_disk(config, model.path),
         free=free_bytes(config.output_dir),
         price=price if machine.remote else "none",
         text=text,
         existing=first if flags.output_dir is None and output_dir != first else None,
     )
+
+
+def _forecast_text(config: RLConfig, model: Path | None, machine: TrainingMachine) -> str:
+    """Return the forecast of the trainer, or "" without GPUs, or if the model is not downloaded yet."""
+    gpus = planned_gpus(machine)
+    forecast = forecast_run(config, model, gpus) if model is not None and gpus else None
+    return f"{forecast.text}, for the longest rollouts" if forecast is not None else ""
 
 
 def _wandb_project(args: TrainArgs, environment: str) -> str | None:

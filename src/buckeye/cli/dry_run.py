@@ -24,6 +24,7 @@ from buckeye.launch.preflight.doctor import PreflightContext, run_preflight_chec
 from buckeye.launch.preflight.memory_check import MEMORY
 from buckeye.launch.preflight.model import find_model
 from buckeye.launch.preflight.ports import UnassignedPorts
+from buckeye.launch.preflight.trainer_forecast import FORECAST
 from buckeye.launch.resume import find_run_origin, resume_hint
 from buckeye.run_files.directory import check_unused
 
@@ -44,8 +45,10 @@ def describe_run(config: RLConfig, command: Sequence[str], *, as_json: bool = Fa
     plan = _make_plan(config, find_model(config.trainer.model.name))
     checks = run_preflight_checks(PreflightContext(config=config), "dry run")
     errors = [check.line for check in checks if check.state == "failed" and check.name != MEMORY]
-    warnings = [check.line for check in checks if check.state != "ok" and check.line not in errors]
-    text = f"{plan_table(plan, config.output_dir)}\n\n{disk_table(config, plan.disk)}"
+    forecasts = [check.line for check in checks if check.name == FORECAST]
+    shown = {*errors, *forecasts}
+    warnings = [check.line for check in checks if check.state != "ok" and check.line not in shown]
+    text = "\n\n".join([plan_table(plan, config.output_dir), disk_table(config, plan.disk), *forecasts])
     return DryRun(
         to_json(config) if as_json else text, [*errors, *_directory_errors(config, command)], warnings
     )

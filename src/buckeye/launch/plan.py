@@ -135,7 +135,7 @@ def make_plan(
     if on_gpu:
         for site in used_nodes:
             _check_gpu_ids(config, site)
-    threads = [_threads(config, site.machine, number) for number, site in enumerate(plan_nodes)]
+    threads = [compute_threads(config, site.machine, number) for number, site in enumerate(plan_nodes)]
     fixed = fixed_ports(config)
     roles = [
         *_inference_roles(config, plan_nodes, fixed, on_gpu=on_gpu, threads=threads),
@@ -178,7 +178,7 @@ def _nodes_per_replica(config: RLConfig) -> int:
     return config.inference.parallel.pp if config.inference is not None else 1
 
 
-def _threads(config: RLConfig, machine: Machine, node: int) -> int:
+def compute_threads(config: RLConfig, machine: Machine, node: int) -> int:
     """Return the number of compute threads for each process of a node.
 
     Processes that run at the same time share the cores.

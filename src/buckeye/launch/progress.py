@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TextIO
 
 from buckeye.base.storage import step_directories
-from buckeye.monitor.metrics import MetricsTail, RunMetrics, StepMetrics
+from buckeye.launch.preflight.trainer_forecast import MEASURED_STEPS
+from buckeye.monitor.metrics import MetricsTail, Record, RunMetrics, StepMetrics
 
 _SHOWN_METRICS = {
     "orchestrator/reward/mean": "reward {:.4f}",
@@ -40,6 +41,8 @@ class Progress:
         self.trained = 0
         """Number of steps that were trained since this object was created. A step that a restart repeats
         counts again."""
+        self.first_trained: list[Record] = []
+        """The trainer's metrics of the first three of these steps."""
 
     def update(self, waiting_for: str, *, ended: bool = False) -> None:
         """Read new metrics and show them.
@@ -52,6 +55,8 @@ class Progress:
             if record["process"] == "trainer":
                 self.step = record["step"] + 1
                 self.trained += 1
+                if self.trained <= MEASURED_STEPS:
+                    self.first_trained.append(record)
                 self._step_times.append(time.monotonic())
         for step in self._metrics.take(rest=ended):
             if step.trained is not None:

@@ -22,10 +22,12 @@ from buckeye.launch.child_warnings import ChildWarnings
 from buckeye.launch.engines import other_nodes
 from buckeye.launch.hosts import OtherNodes, make_plan_node
 from buckeye.launch.plan import RolePlan, make_plan
-from buckeye.launch.preflight.devices import this_machine
+from buckeye.launch.preflight.device_checks import forecast_run
+from buckeye.launch.preflight.devices import gpus, this_machine
 from buckeye.launch.preflight.disk import check_disk
 from buckeye.launch.preflight.model import check_tokenizer, fetch_model
 from buckeye.launch.preflight.ports import Ports
+from buckeye.launch.preflight.trainer_forecast import MEASURED_STEPS, TrainerForecast, compare
 from buckeye.launch.processes import TERM_GRACE_SECONDS, AttemptOrigin, Child, Processes, write_role_configs
 from buckeye.launch.progress import Progress, describe_weights, human_duration
 from buckeye.launch.recorder import Recorder
@@ -43,7 +45,7 @@ from buckeye.launch.uploads import open_uploads
 from buckeye.launch.worker_hosts import plan_environment_processes
 from buckeye.monitor.learning_findings import explain_no_learning, outcome_of
 from buckeye.monitor.log import run_log, setup_logging
-from buckeye.monitor.metrics import StepMetrics, read_run_metrics
+from buckeye.monitor.metrics import Record, StepMetrics, read_run_metrics
 from buckeye.monitor.rollouts import read_rollouts, rollout_lines, rollout_steps
 from buckeye.monitor.tracker_threads import check_trackers, log_to_trackers
 from buckeye.monitor.verdicts import training_log_level
@@ -263,6 +265,8 @@ def _run(
     progress = Progress(config.output_dir / "metrics.jsonl", max_steps=config.trainer.max_steps)
     warnings = ChildWarnings(run_log(config.output_dir), own_process=LAUNCHER)
     supervisor = Supervisor(launch, plan, processes, recorder)
+    present = gpus() if plan.on_gpu else []
+    forecast = forecast_run(config, launch.model_path, present)
     shows_first = identity.attempt == 1 and config.orchestrator.rollouts.show_first
     try:
         supervisor.start()
@@ -273,6 +277,10 @@ def _run(
                 shows_first = False
             progress.print_lines(warnings.read_new())
             progress.update("starting: waiting for the first step (details in logs/)")
+            if forecast is not None and len(progress.first_trained) == MEASURED_STEPS:
+                progress.clear()
+                _compare_forecast(forecast, progress.first_trained, recorder)
+                forecast = None
             if supervisor.tick(step=progress.step, trained=progress.trained):
                 progress.update("", ended=True)
                 progress.print_lines(warnings.read_new())
@@ -296,6 +304,14 @@ def _run(
     finally:
         processes.stop_all()
     return 0
+
+
+def _compare_forecast(forecast: TrainerForecast, steps: Sequence[Record], recorder: Recorder) -> None:
+    """Log and record the forecast of the first steps, next to what happened."""
+    comparison = compare(forecast, steps)
+    for line in comparison.lines:
+        log.info("%s", line)
+    recorder.note("forecast", **comparison.values)
 
 
 def _first_rollout(config: RLConfig) -> str:

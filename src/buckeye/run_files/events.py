@@ -22,6 +22,7 @@ EventKind = Literal[
     "ready",
     "restart",
     "stall",
+    "forecast",
     "checkpoint",
     "weights",
     "stopping",

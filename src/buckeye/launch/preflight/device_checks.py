@@ -10,14 +10,21 @@ from buckeye.base.disk import human_bytes
 from buckeye.base.process import usable_cores
 from buckeye.config.rl import RLConfig
 from buckeye.errors import BuckeyeError
-from buckeye.launch.plan import make_plan
+from buckeye.launch.plan import compute_threads, make_plan
 from buckeye.launch.preflight.check import Check, failed, failed_with, ok, skipped, warning
 from buckeye.launch.preflight.devices import Gpu, cpu_slots_warning, main_memory, this_machine
 from buckeye.launch.preflight.memory_check import MEMORY, check_memory, find_hardware
 from buckeye.launch.preflight.model import find_model, read_shape
 from buckeye.launch.preflight.ports import UnassignedPorts
+from buckeye.launch.preflight.trainer_forecast import (
+    FORECAST,
+    TrainerForecast,
+    check_forecast,
+    forecast_trainer,
+)
 
 _GPUS, _PROCESSES = "GPUs", "processes"
+_UNKNOWN_SIZES = "the sizes of the model are unknown until it is downloaded"
 
 
 def check_gpus(config: RLConfig | None, present: Sequence[Gpu]) -> Check:
@@ -103,5 +110,22 @@ def check_memory_plan(config: RLConfig, present: Sequence[Gpu]) -> Check:
     path = find_model(config.trainer.model.name)
     shape = read_shape(path) if path is not None else None
     if shape is None:
-        return skipped(MEMORY, "the sizes of the model are unknown until it is downloaded")
+        return skipped(MEMORY, _UNKNOWN_SIZES)
     return check_memory(config, shape, find_hardware(config, present))
+
+
+def check_trainer(config: RLConfig, present: Sequence[Gpu]) -> Check:
+    """Report the forecast of the trainer's memory and time."""
+    path = find_model(config.trainer.model.name)
+    if path is None:
+        return skipped(FORECAST, _UNKNOWN_SIZES)
+    return check_forecast(forecast_run(config, path, present))
+
+
+def forecast_run(config: RLConfig, model: Path, present: Sequence[Gpu]) -> TrainerForecast | None:
+    """Return the forecast of a run's trainer, or None if sizes or speed are unknown."""
+    shape = read_shape(model)
+    if shape is None:
+        return None
+    threads = compute_threads(config, this_machine(), config.cluster.trainer_node_numbers[0])
+    return forecast_trainer(config, shape, find_hardware(config, present), threads=threads)

@@ -10,7 +10,13 @@ from typing import Literal
 
 from buckeye.config.rl import RLConfig
 from buckeye.launch.preflight.check import Check, failed, warning
-from buckeye.launch.preflight.device_checks import check_cores, check_gpus, check_memory_plan, check_processes
+from buckeye.launch.preflight.device_checks import (
+    check_cores,
+    check_gpus,
+    check_memory_plan,
+    check_processes,
+    check_trainer,
+)
 from buckeye.launch.preflight.devices import Gpu, gpus
 from buckeye.launch.preflight.disk import check_disk, estimate_disk
 from buckeye.launch.preflight.model import (
@@ -161,6 +167,7 @@ CHECKS: Sequence[PreflightCheck] = (
     PreflightCheck(_settings, _EVERY_TIME),
     PreflightCheck(lambda context: check_processes(context.run, context.model_path), _OFFLINE),
     PreflightCheck(lambda context: check_memory_plan(context.run, context.gpus), _BEFORE_RUNS),
+    PreflightCheck(lambda context: check_trainer(context.run, context.gpus), _OFFLINE),
     PreflightCheck(
         lambda context: check_disk(context.run, estimate_disk(context.run, context.model_path)), _OFFLINE
     ),

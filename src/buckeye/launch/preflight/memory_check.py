@@ -13,7 +13,7 @@ from buckeye.launch.preflight.memory_plan import (
     Hardware,
     ProcessMemory,
     plan_memory,
-    processor_has_bfloat16,
+    processor_has,
 )
 from buckeye.launch.preflight.model import ModelShape
 from buckeye.launch.preflight.software_checks import uses_vllm
@@ -31,7 +31,7 @@ def find_hardware(config: RLConfig, present: Sequence[Gpu]) -> Hardware:
     return Hardware(
         memory=main_memory(),
         gpus=tuple(present) if on_gpu else (),
-        fast_bfloat16=processor_has_bfloat16(),
+        fast_bfloat16=processor_has("avx512_bf16", "amx_tile"),
         vllm=uses_vllm(config, on_gpu=on_gpu),
     )
 

@@ -15,13 +15,12 @@ from buckeye.config.inference import InferenceConfig
 from buckeye.config.rl import RLConfig
 from buckeye.config.trainer import SGDConfig, TrainerConfig
 from buckeye.launch.preflight.devices import Gpu, MainMemory
+from buckeye.launch.preflight.forecast import Part, TrainerLoad, state_parts, work_parts
 from buckeye.launch.preflight.model import ModelShape
 
 MAIN_MEMORY = "main memory"
 
 # Values "as in FILE" must equal the constants in that file.
-_HEAD_CHUNK, _HEAD_CHUNK_ON_GPU = 128 * 2**20, 512 * 2**20  # bytes of logits, as in trainer/model/logprobs.py
-_HEAD_TOKENS = 1024
 _PREFILL_TOKENS = 8192  # as in inference/engine/engine.py
 _REPLACED_AT_ONCE = 2**26  # bytes of weights, as in inference/engine/weights.py
 _BFLOAT16_PARAMETERS = 5_000_000  # as in inference/engine/dtype.py
@@ -39,14 +38,7 @@ _TOKENIZER = 800  # bytes per token of the vocabulary, measured
 _ROLLOUT_TOKEN = 100  # bytes per token of a rollout: id, log-prob, version and mask, as Python objects
 _GPU_PROCESS = 700_000_000  # a CUDA context, its kernels and the workspaces of libraries
 _GPU_PROCESS_MAIN = 2_500_000_000  # main memory of a process that uses a GPU
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """Memory for one purpose, such as weights, with its size in bytes."""
-
-    what: str
-    size: int
+_PUBLISHED = 6  # bytes per weight: cast to bfloat16, hashed and written
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,7 +60,7 @@ class Hardware:
     """The hardware for a plan, and whether vLLM runs on it.
 
     Without `gpus`, all processes use main memory only. `fast_bfloat16` is True if the CPU has instructions
-    that multiply in bfloat16.
+    that multiply in bfloat16, on which the dtype "auto" depends.
     """
 
     memory: MainMemory
@@ -77,13 +69,13 @@ class Hardware:
     vllm: bool = False
 
 
-def processor_has_bfloat16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
-    """Return True if this CPU has bfloat16 instructions. On a CPU, the dtype "auto" depends on this."""
+def processor_has(*flags: str, cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
+    """Return True if this CPU has the instructions of any of the flags."""
     try:
         text = cpuinfo.read_text()
     except OSError:
         return False
-    return any(flag in text for flag in ("avx512_bf16", "amx_tile"))
+    return any(flag in text for flag in flags)
 
 
 def plan_memory(config: RLConfig, shape: ModelShape, hardware: Hardware) -> list[ProcessMemory]:
@@ -103,8 +95,9 @@ def plan_memory(config: RLConfig, shape: ModelShape, hardware: Hardware) -> list
     ]
     needs.append(_process("orchestrator", MAIN_MEMORY, orchestrator))
     ranks = config.trainer_gpu_ids if 0 in config.cluster.trainer_node_numbers else []
+    load = trainer_load(config, shape, hardware)
     for number, device in enumerate(ranks):
-        needs += _trainer(config.trainer, shape, hardware, number, device, config.trainer_ranks)
+        needs += _trainer(config.trainer, load, number, device)
     return needs
 
 
@@ -115,26 +108,48 @@ def _process(process: str, location: str, parts: Sequence[Part]) -> ProcessMemor
 # --- the trainer ---
 
 
-def _trainer(
-    config: TrainerConfig, shape: ModelShape, hardware: Hardware, rank: int, device: int, ranks: int
-) -> list[ProcessMemory]:
-    on_gpu = bool(hardware.gpus) and config.model.device != "cpu"
-    shards = _shards(config, ranks, on_gpu=on_gpu)
-    location = f"GPU {device}" if on_gpu else MAIN_MEMORY
-    width = _width(config.model.compute_dtype, shape, hardware, on_gpu=on_gpu)
-    state = _state(config, shape, shards, width)
-    work = [
-        *_casts(config, shape, shards, width),
-        _activations(config, shape, width, on_gpu=on_gpu),
-        _logits(config, shape, width, on_gpu=on_gpu),
-    ]
-    title = f"trainer {rank}"
-    saved = _saved(config, shape, shards, rank)
-    if not on_gpu:
+def trainer_load(config: RLConfig, shape: ModelShape, hardware: Hardware) -> TrainerLoad:
+    """Return the work of a trainer step, with a batch of samples of the maximum length."""
+    trainer = config.trainer
+    model, on_gpu = trainer.model, bool(hardware.gpus) and trainer.model.device != "cpu"
+    width = _width(model.compute_dtype, shape, hardware, on_gpu=on_gpu)
+    lora, recomputed = model.experimental.lora, 0
+    if model.ac is not None or model.ac_offloading is not None:
+        recomputed = shape.layers // (model.ac.freq if model.ac is not None else 1)
+    adapter = 0 if lora is None else shape.adapter(lora)
+    length = min(config.orchestrator.seq_len, trainer.seq_len)
+    return TrainerLoad(
+        shape=shape,
+        tokens=config.orchestrator.batch_size * length,
+        row=trainer.seq_len,
+        length=length,
+        optimizer=trainer.optim.type,
+        moments=_moments(trainer, shape, adapter or shape.parameters),
+        ranks=config.trainer_ranks,
+        shards=_shards(trainer, config.trainer_ranks, on_gpu=on_gpu),
+        adapter=adapter,
+        adapted=0 if lora is None else len(lora.target_modules),
+        width=width,
+        frozen_width=width,
+        recomputed=recomputed,
+        offloaded=model.ac_offloading is not None,
+        on_gpu=on_gpu,
+        padded=not on_gpu or width == 4 or model.attn == "sdpa",
+        published=_PUBLISHED * (adapter or shape.parameters),
+    )
+
+
+def _trainer(config: TrainerConfig, load: TrainerLoad, rank: int, device: int) -> list[ProcessMemory]:
+    title, state, work = f"trainer {rank}", state_parts(load), work_parts(load)
+    loss = config.loss
+    if loss.kl_coef and not (load.adapter and config.model.adapter is None and loss.reference_model is None):
+        state.append(Part("reference model (float32)", 4 * load.shape.parameters // load.shards))
+    saved = _saved(load, rank)
+    if not load.on_gpu:
         other = [
-            _fragmentation(config, work),
-            _rounded(config, shape, shards, width),
-            Part("checkpoint copies", _copies(config, work, saved)),
+            _fragmentation(load, work),
+            _rounded(config, load),
+            Part("checkpoint copies", _copies(load, work, saved)),
             Part("program", _PROCESS),
         ]
         return [_process(title, MAIN_MEMORY, [*state, *work, *other])]
@@ -145,7 +160,10 @@ def _trainer(
         Part("checkpoint copies", saved),
         Part("program", _GPU_PROCESS_MAIN),
     ]
-    return [_process(title, location, on_device), _process(title, MAIN_MEMORY, in_main_memory)]
+    return [
+        _process(title, f"GPU {device}", on_device),
+        _process(title, MAIN_MEMORY, in_main_memory),
+    ]
 
 
 def _shards(config: TrainerConfig, ranks: int, *, on_gpu: bool) -> int:
@@ -165,28 +183,6 @@ def _width(dtype: str, shape: ModelShape, hardware: Hardware, *, on_gpu: bool) -
     return 4 if dtype == "float32" else 2
 
 
-def _trained(config: TrainerConfig, shape: ModelShape) -> int:
-    lora = config.model.experimental.lora
-    return shape.parameters if lora is None else shape.adapter(lora)
-
-
-def _state(config: TrainerConfig, shape: ModelShape, shards: int, width: int) -> list[Part]:
-    """Return the memory that stays in use between steps: weights, gradients, moments of the optimizer."""
-    trained, adapter = _trained(config, shape), config.model.experimental.lora is not None
-    parts = [
-        Part("weights (float32)", 4 * trained // shards),
-        Part("gradients (float32)", 4 * trained // shards),
-        Part(f"optimizer ({config.optim.type})", _moments(config, shape, trained) // shards),
-    ]
-    if adapter:
-        parts.append(Part("frozen weights", width * shape.parameters // shards))
-    loss = config.loss
-    uses_own_base = adapter and config.model.adapter is None and loss.reference_model is None
-    if loss.kl_coef and not uses_own_base:
-        parts.append(Part("reference model (float32)", 4 * shape.parameters // shards))
-    return parts
-
-
 def _moments(config: TrainerConfig, shape: ModelShape, trained: int) -> int:
     optim = config.optim
     if isinstance(optim, SGDConfig):
@@ -199,93 +195,45 @@ def _moments(config: TrainerConfig, shape: ModelShape, trained: int) -> int:
     return 8 * trained
 
 
-def _casts(config: TrainerConfig, shape: ModelShape, shards: int, width: int) -> list[Part]:
-    """Return the memory of weights in the compute dtype, which the trainer casts once per step.
-
-    A sharded model gathers the weights of two layers at a time, and the tensors outside of layers.
-    """
-    if shards > 1:
-        gathered = 2 * shape.layer + shape.embeddings
-        return [Part("gathered weights", width * gathered)]
-    if width == 4 or config.model.experimental.lora is not None:
-        return []
-    return [Part("weights (bfloat16)", 2 * shape.parameters)]
-
-
-def _fragmentation(config: TrainerConfig, work: Sequence[Part]) -> Part:
+def _fragmentation(load: TrainerLoad, work: Sequence[Part]) -> Part:
     """Return the memory in gaps between allocated blocks, which the allocator cannot use.
 
     The plan counts gaps for an adapter only. If all weights are trained, moments and checkpoint copies fill
     the gaps.
     """
-    adapter = config.model.experimental.lora is not None
-    return Part("fragmentation", int(_FRAGMENTATION * sum(part.size for part in work)) if adapter else 0)
+    size = int(_FRAGMENTATION * sum(part.size for part in work)) if load.adapter else 0
+    return Part("fragmentation", size)
 
 
-def _copies(config: TrainerConfig, work: Sequence[Part], saved: int) -> int:
+def _copies(load: TrainerLoad, work: Sequence[Part], saved: int) -> int:
     """Return the memory of checkpoint copies, without the part that is counted as memory of a step.
 
     Copies reuse memory of activations and logits, so both together need less than their sum.
     """
-    if config.model.experimental.lora is not None:
+    if load.adapter:
         return saved
     return saved - min(saved // 3, int(_REUSED_SHARE * sum(part.size for part in work)))
 
 
-def _rounded(config: TrainerConfig, shape: ModelShape, shards: int, width: int) -> Part:
+def _rounded(config: TrainerConfig, load: TrainerLoad) -> Part:
     """Return the memory of rounded weights, which a trainer holds in addition to the exact weights."""
-    weights, adapter = config.weights, config.model.experimental.lora is not None
-    stored = weights.dtype == "bfloat16" or (weights.dtype == "auto" and width == 2)
+    weights = config.weights
+    stored = weights.dtype == "bfloat16" or (weights.dtype == "auto" and load.width == 2)
     rounded = weights.rounding == "stochastic" or (weights.rounding == "auto" and stored)
-    is_kept = rounded and shards == 1 and not adapter
-    return Part("rounded weights (float32)", 4 * shape.parameters if is_kept else 0)
+    is_kept = rounded and load.shards == 1 and not load.adapter
+    return Part("rounded weights (float32)", 4 * load.shape.parameters if is_kept else 0)
 
 
-def _activations(config: TrainerConfig, shape: ModelShape, width: int, *, on_gpu: bool) -> Part:
-    """Return the activations that the forward pass keeps for the backward pass, for `seq_len` tokens.
-
-    This includes the temporary memory of the backward pass of one layer. For each token, a layer keeps:
-
-    - the input and the output of its two norms (4 hidden)
-    - queries before and after their norm, and the attended values (3 queries)
-    - keys before and after their norm, and values (3 keys)
-    - in the feed-forward part: the gate, its activation, the other factor and the product (4 mlp)
-    - without flash attention: a second copy of queries, keys and values in padded blocks
-    """
-    model, queries, keys = config.model, shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    layer = 4 * shape.hidden + 3 * queries + 3 * keys + 4 * shape.mlp
-    if not on_gpu or width == 4 or model.attn == "sdpa":
-        layer += 2 * queries + 2 * keys
-    temporary = 3 * shape.mlp + 2 * shape.hidden
-    recomputed = 0
-    if model.ac is not None or model.ac_offloading is not None:
-        recomputed = shape.layers // (model.ac.freq if model.ac is not None else 1)
-        temporary += layer
-    inputs = 0 if model.ac_offloading is not None else recomputed * shape.hidden
-    per_token = (shape.layers - recomputed) * layer + inputs + temporary + 3 * shape.hidden
-    return Part(f"activations of {config.seq_len} tokens", width * per_token * config.seq_len)
-
-
-def _logits(config: TrainerConfig, shape: ModelShape, width: int, *, on_gpu: bool) -> Part:
-    """Return the memory of three logit chunks, a cast chunk, and the gradient of the output projection."""
-    chunk = _HEAD_CHUNK_ON_GPU if on_gpu else _HEAD_CHUNK
-    tokens = min(config.seq_len, _HEAD_TOKENS, max(1, chunk // (4 * shape.vocabulary)))
-    head = shape.vocabulary * shape.hidden
-    gradient = 4 * head if config.model.experimental.lora is None else 0
-    return Part("logits and their gradients", (3 * 4 + width) * tokens * shape.vocabulary + gradient)
-
-
-def _saved(config: TrainerConfig, shape: ModelShape, shards: int, rank: int) -> int:
+def _saved(load: TrainerLoad, rank: int) -> int:
     """Return the bytes of the copies in main memory that a rank writes to a checkpoint in the background.
 
     Rank 0 holds the copies of weights and moments. In a sharded model, each rank holds its own moments.
     """
-    trained = _trained(config, shape)
-    weights, moments = 4 * trained, _moments(config, shape, trained)
+    weights = 4 * load.trained
     first = weights if rank == 0 else 0
-    if shards > 1 and config.model.experimental.lora is None:
-        return first + moments // shards
-    return weights + moments if rank == 0 else 0
+    if load.shards > 1 and not load.adapter:
+        return first + load.moments // load.shards
+    return weights + load.moments if rank == 0 else 0
 
 
 # --- inference ---

@@ -31,12 +31,14 @@ _IDENTICAL_PROMPTS = (
 class RunPlan:
     """A planned run: its parts, its configuration, and the resources that it needs.
 
-    `existing` is the default folder if it has an earlier run, so that this run needs another folder.
+    `forecast` is that of the trainer on GPUs, or "". `existing` is the default folder if it has
+    an earlier run, so that this run needs another folder.
     """
 
     recipe: Recipe
     config: RLConfig
     where: str
+    forecast: str
     disk: DiskEstimate
     free: int
     price: str
@@ -90,6 +92,7 @@ def _rows(plan: RunPlan) -> dict[str, str]:
         f"{sizes.prompt_tokens}" + ("" if sizes.is_exact else " (estimated from characters)"),
         "steps": f"{steps}; about {counted(epochs, 'epoch')} over the tasks" if steps else "no limit",
         "where": plan.where,
+        **({"trainer": plan.forecast} if plan.forecast else {}),
         "disk": f"{needed} {human_bytes(plan.free)} free",
         "price": plan.price,
         **({"logs to": tracker} if recipe.wandb else {}),

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 
 from buckeye.base.process import usable_cores
 from buckeye.errors import UsageError
-from buckeye.launch.preflight.devices import GpuSpec, this_machine
+from buckeye.launch.preflight.devices import Gpu, GpuSpec, this_machine
 from buckeye.launch.preflight.devices import gpus as present_gpus
+from buckeye.launch.preflight.forecast import TRAINED_BYTES
 
 _MAX_PARAMETERS_ON_CPU = 20_000_000  # two cores train such a model in minutes
-_TRAINED_BYTES = 16  # per parameter: weights, gradients and AdamW's two moments in float32
 _CAST_BYTES = 2  # per parameter: the weights in bfloat16, for the computation
 _SERVED_BYTES = 2
 _TRAINER_ROOM = 0.75  # share of a GPU's memory; activations and logits take the rest
@@ -104,6 +104,15 @@ def remote_machine(provider: str, requested: GpuSpec | None, hosts: list[str]) -
     return TrainingMachine(name=f"{', '.join(hosts)}, by ssh", gpus=requested, remote=True)
 
 
+def planned_gpus(machine: TrainingMachine) -> list[Gpu]:
+    """Return the GPUs of a machine for a forecast, as if they were present and unused."""
+    spec = machine.gpus
+    if spec is None or not spec.type:
+        return [] if spec is None or machine.remote else present_gpus()
+    size = int(spec.memory_gb * 1e9)
+    return [Gpu(index=i, name=spec.type, total=size, free=size) for i in machine.ids or range(spec.count)]
+
+
 def devices_text(machine: TrainingMachine, layout: GpuLayout | None, parameters: int) -> str:
     """Return a text that names the devices for sampling and the devices for training."""
     if layout is None:
@@ -179,7 +188,7 @@ def _plan_one_gpu(parameters: int, memory: float, gpus: GpuSpec) -> GpuLayout:
 
 
 def _trained_bytes(parameters: int, *, lora: bool) -> int:
-    return parameters * (_CAST_BYTES if lora else _TRAINED_BYTES + _CAST_BYTES)
+    return parameters * (_CAST_BYTES if lora else TRAINED_BYTES + _CAST_BYTES)
 
 
 def _too_large_error(parameters: int, gpus: GpuSpec, tp: int) -> UsageError:
