@@ -17,7 +17,7 @@ import csv
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
@@ -62,7 +62,7 @@ def shape_of(model: str) -> ModelShape:
     path = find_model(model)
     shape = None if path is None else read_shape(path)
     if shape is None:
-        raise SystemExit(f"error: the sizes of {model} are unknown: add a line to model_shapes.csv")
+        raise LookupError(f"the sizes of {model} are unknown: add a line to model_shapes.csv")
     return shape
 
 
@@ -92,7 +92,7 @@ def load_of(row: Row, constants: Constants) -> TrainerLoad:
         offloaded=row["activation"] == "Offload",
         on_gpu=on_gpu,
         padded=not on_gpu,
-        ampere_attention=row["attention"] == "flash_attention_2",
+        ampere_attention=not row["attention"].endswith(("_3", "_4")),
         whole_logits=constants.whole_logit if row["kind"] == "sft" else 0,
         routed_copies=constants.routed_copies,
         published=0 if adapter or row["kind"] != "rl" else 2 * shape.parameters,
@@ -106,7 +106,7 @@ def speed_of(row: Row) -> GpuSpeed:
         else gpu_speed(row["device"])
     )
     if speed is None:
-        raise SystemExit(f"error: the speed of {row['device']} is unknown")
+        raise LookupError(f"the speed of {row['device']} is unknown")
     return speed
 
 
@@ -171,6 +171,17 @@ def non_negative_least_squares(
 
 def memory_error(row: Row, constants: Constants) -> float:
     return forecast.peak_bytes(load_of(row, constants)) / GIB / float(row["peak_gib"]) - 1
+
+
+def known(rows: Iterable[Row]) -> Iterator[Row]:
+    """Yield the rows with a known model and device."""
+    for row in rows:
+        try:
+            shape_of(row["model"]), speed_of(row)
+        except LookupError as error:
+            print(f"left out: {error}", file=sys.stderr)
+        else:
+            yield row
 
 
 def succeeded(rows: Sequence[Row]) -> list[Row]:
@@ -307,7 +318,7 @@ def main() -> None:
                 print(measure_on_cpu(*case, dtype), flush=True)
         return
     with arguments.csv.open() as lines:
-        rows: list[Row] = list(csv.DictReader(lines))
+        rows = list(known(csv.DictReader(lines)))
     product = Constants(GPU_COSTS)
     if arguments.fit:
         single = left_out(rows, lambda row: id(row))

@@ -24,7 +24,7 @@ SLOW = GpuSpeed(flops=1e9, bandwidth=1e6, ampere_share=0.5)
 LOAD = TrainerLoad(shape=SHAPE, tokens=512, row=128, length=64, moments=8 * TOY_PARAMETERS)
 # each layer: norms 4 x 64, queries 3 x 64, keys 3 x 32, feed-forward 4 x 128
 LAYER = 4 * 64 + 3 * 64 + 3 * 32 + 4 * 128
-# 8 experts of 32 units instead of the 128 units, in 3 of 4 layers, of which a token passes 2 and a shared one
+# 3 of 4 layers: 8 experts of 32 units instead of 128 units; a token passes 2 of them and a shared one
 EXPERTS = {
     "num_experts": 8,
     "num_experts_per_tok": 2,

@@ -57,7 +57,7 @@ class TrainerForecast:
         return (
             f"{_range('{:.3g} s', seconds, TIME_RANGE)} a step, "
             f"{_range('{:,.0f} tokens/s', tokens / seconds, TIME_RANGE)}, "
-            f"peak memory {_range('{:.1f} GiB', gib, MEMORY_RANGE)}"
+            f"peak memory {_range('{:.3g} GiB', gib, MEMORY_RANGE)}"
         )
 
 
@@ -115,7 +115,7 @@ class Comparison:
             f"Forecast of a trainer step: {self.forecast.text}",
             f"Measured in {MEASURED_STEPS} steps: {self.seconds:.3g} s a step "
             f"({self.seconds / self.forecast.seconds - 1:+.0%}), {tokens_per_second:,.0f} tokens/s, "
-            f"peak memory {self.gib:.1f} GiB ({self.gib * 2**30 / self.forecast.memory - 1:+.0%})",
+            f"peak memory {self.gib:.3g} GiB ({self.gib * 2**30 / self.forecast.memory - 1:+.0%})",
         )
 
     @property
