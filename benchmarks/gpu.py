@@ -214,12 +214,12 @@ def trainer_lines(outcome: Outcome, facts: dict[str, Any]) -> list[str]:
         theirs = PUBLISHED.get(f"{kind}/{name}") if facts["peak_flops"] else None
         other = f"{theirs[0]:,} / {theirs[1]}" if theirs else "-"
         if "error" in f:
-            lines.append(f"| {kind} | {name} | {f['error']} | | | | | {other} |")
+            lines.append(f"| {kind} | {name} | {f['error']} | | | | | | {other} |")
             continue
         mfu = "-" if f["mfu"] is None else f"{f['mfu']:.1%}"
         attention = name if f["flash"] else f"{name}, no flash attention"
         memory = f"{_figure(f['peak_gib'])} | {_figure(f['forecast_gib'])}"
-        step = f"{f['step_seconds']:.3f}"
+        step = f"{f['step_seconds']:.3f} | {_figure(f['forecast_seconds'])}"
         lines.append(
             f"| {kind} | {attention} | {f['tokens_per_second']:,.0f} | {mfu} | {step} | {memory} | {other} |"
         )
@@ -283,8 +283,8 @@ TABLES: dict[str, tuple[str, tuple[str, ...], str, Lines]] = {
     "trainer": (
         "Trainer",
         ("trainer",),
-        "| weights | samples | tokens/s | MFU | s/step | peak GiB | planned GiB | published, H100 |"
-        "\n|---|---|---:|---:|---:|---:|---:|---:|",
+        "| weights | samples | tokens/s | MFU | s/step | forecast | peak GiB | forecast | published, H100 |"
+        "\n|---|---|---:|---:|---:|---:|---:|---:|---:|",
         trainer_lines,
     ),
     "engine": (

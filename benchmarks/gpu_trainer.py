@@ -6,6 +6,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -52,8 +53,7 @@ def measure(settings: Settings, report: Report) -> None:
                 if ranks.device.type == "cuda":
                     torch.cuda.empty_cache()
             else:
-                figures["forecast_gib"] = _forecast(settings, row)
-                report(row["name"], figures)
+                report(row["name"], figures | _forecast(settings, row))
 
 
 def _steps(learner: Any, loss: Any, row: Settings, settings: Settings) -> Figures:
@@ -106,16 +106,17 @@ def _trainer_config(settings: Settings, length: int, *, recompute: bool = False)
     }
 
 
-def _forecast(settings: Settings, row: Settings) -> float | None:
-    """Return the GPU memory that `rl doctor` plans for these steps, in GiB."""
+def _forecast(settings: Settings, row: Settings) -> Figures:
+    """Return the forecast of `rl doctor` for these steps: GPU memory of tensors in GiB, and seconds."""
     from buckeye.config.rl import RLConfig
     from buckeye.launch.preflight.devices import gpus
+    from buckeye.launch.preflight.forecast import peak_bytes, step_seconds
     from buckeye.launch.preflight.memory_check import find_hardware
-    from buckeye.launch.preflight.memory_plan import plan_memory
     from buckeye.launch.preflight.model import read_shape
+    from buckeye.launch.preflight.trainer_forecast import forecast_trainer
 
     if settings["device"] != "cuda":
-        return None
+        return {"forecast_gib": None, "forecast_seconds": None}
     trainer = _trainer_config(settings, row["length"], recompute=row["recompute"])
     config = RLConfig.model_validate(
         {
@@ -128,10 +129,12 @@ def _forecast(settings: Settings, row: Settings) -> float | None:
     )
     shape = read_shape(Path(settings["model"]))
     assert shape is not None
-    needs = plan_memory(config, shape, find_hardware(config, gpus()))
-    return (
-        sum(n.total for n in needs if n.process.startswith("trainer") and n.location != "main memory") / 2**30
-    )
+    forecast = forecast_trainer(config, shape, find_hardware(config, gpus()), threads=1)
+    if forecast is None:
+        return {"forecast_gib": None, "forecast_seconds": None}
+    load = replace(forecast.load, tokens=row["length"] * row["samples"], length=row["length"])
+    seconds = step_seconds(load, forecast.speed, forecast.costs)
+    return {"forecast_gib": peak_bytes(load) / 2**30, "forecast_seconds": seconds}
 
 
 def _random_batch(step: int, length: int, samples: int, vocab: int) -> Any:

@@ -111,3 +111,11 @@ def test_remaining_time_follows_recent_steps(tmp_path, monkeypatch):
         progress.update("")
     # 10 s for the second step, 30 s for two; the first is not counted, because it includes the start
     assert stream.getvalue().splitlines() == ["Step 1/10", "Step 2/10 | 80 s left", "Step 3/10 | 2 min left"]
+
+
+def test_first_trained_steps_exclude_steps_without_tokens(tmp_path):
+    progress = Progress(tmp_path / "metrics.jsonl", max_steps=10, stream=io.StringIO())
+    for step, tokens in enumerate((0.0, 7.0, 8.0, 0.0, 9.0, 10.0)):
+        write_metrics(tmp_path, ("trainer", step, 0, {"tokens_computed": tokens}))
+    progress.update("")
+    assert [step["tokens_computed"] for step in progress.first_trained] == [7.0, 8.0, 9.0]

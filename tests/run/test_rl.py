@@ -11,11 +11,25 @@ import pytest
 
 from buckeye.launch.changed_settings import settings_history
 from buckeye.monitor.metrics import RECORD_KEYS
+from buckeye.run_files.events import read_events
 from buckeye.runs.stop import continuation
 from tests.cli.printed_commands import follow
 from tests.run.conftest import processes_of
 from tests.waiting import wait_for
 from tests.whole.docs.reference_tool import reference
+
+
+@pytest.mark.e2e
+@pytest.mark.smoke
+def test_run_compares_forecast_with_first_three_trained_steps(finished):
+    log = (finished.root / "out" / "logs" / "run.log").read_text()
+    steps = [step for step in finished.metrics("out", "trainer").values() if step["tokens_computed"]][:3]
+    events = [e for e in read_events(finished.root / "out") if e["event"] == "forecast"]
+    assert len(events) == log.count("Forecast of a trainer step: ") == log.count("Measured in 3 steps: ")
+    assert len(events) == (len(steps) == 3)
+    for event in events:
+        assert event["measured_seconds"] == round(sorted(step["seconds"] for step in steps)[1], 4)
+        assert event["forecast_seconds"] > 0.03
 
 
 @pytest.mark.e2e

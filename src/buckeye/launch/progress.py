@@ -42,7 +42,7 @@ class Progress:
         """Number of steps that were trained since this object was created. A step that a restart repeats
         counts again."""
         self.first_trained: list[Record] = []
-        """The trainer's metrics of the first three of these steps."""
+        """The trainer's metrics of the first three of these steps that had tokens to train on."""
 
     def update(self, waiting_for: str, *, ended: bool = False) -> None:
         """Read new metrics and show them.
@@ -55,7 +55,7 @@ class Progress:
             if record["process"] == "trainer":
                 self.step = record["step"] + 1
                 self.trained += 1
-                if self.trained <= MEASURED_STEPS:
+                if len(self.first_trained) < MEASURED_STEPS and record.get("tokens_computed"):
                     self.first_trained.append(record)
                 self._step_times.append(time.monotonic())
         for step in self._metrics.take(rest=ended):

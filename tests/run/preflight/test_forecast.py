@@ -95,7 +95,7 @@ def test_seconds_are_those_of_the_device_or_of_the_launches():
     assert step_seconds(LOAD, SLOW, slow_host) == pytest.approx(4 * 4 * 3)  # layers, micro-batches, passes
     lora = replace(LOAD, adapter=1000, recomputed=4)
     assert step_seconds(lora, SLOW, slow_host) == pytest.approx(4 * 4 * 5 * 2)
-    assert publish_seconds(replace(LOAD, published=10), costs) == 5
+    assert publish_seconds(replace(LOAD, published=10), costs) == 5.03
 
 
 def test_forecast_of_a_run_names_ranges_and_upper_bound():
