@@ -10,7 +10,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
 
-import httpx
 import numpy as np
 import numpy.typing as npt
 
@@ -56,15 +55,16 @@ class Teacher:
 
     def __init__(self, config: TeacherConfig) -> None:
         self._config = config
-        key = key_for(config.api_key_var, config.base_url[0])
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
-        certificates = httpx.create_ssl_context()
-
-        def connect() -> httpx.AsyncClient:
-            return httpx.AsyncClient(headers=headers, timeout=None, trust_env=False, verify=certificates)  # noqa: S113
-
         self._replicas = [
-            Replica(index, url, model=config.model, timeout=config.timeout / 4, connect=connect)
+            Replica(
+                index,
+                url,
+                api_key=key_for(config.api_key_var, url) or None,
+                model=config.model,
+                timeout=config.timeout / 4,
+                heartbeat_timeout=config.timeout / 4,
+                max_connections=_MAX_REQUESTS,
+            )
             for index, url in enumerate(config.base_url)
         ]
         count = len(self._replicas)
@@ -79,7 +79,7 @@ class Teacher:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         for replica in self._replicas:
-            await replica.close()
+            replica.close()
 
     async def start(self, renderer: ChatRenderer) -> None:
         """Wait for the servers. Raise `UsageError` if their tokenizer is not that of the policy."""
