@@ -91,3 +91,19 @@ def test_waiting_for_a_cpu_is_not_attributed_to_the_environment(watched, monkeyp
 
 def test_awaiting_does_not_block_the_loop(watched):
     assert watched(waits, 2)[0] == []
+
+
+def test_timers_are_late_while_code_blocks_the_loop():
+    async def run():
+        watch = LoopWatch()
+        watch.start()
+        await asyncio.sleep(0.1)
+        time.sleep(0.3)
+        await asyncio.sleep(0.1)
+        watch.stop()
+        return watch.take_lateness(), watch.take_lateness()
+
+    late, none = asyncio.run(run())
+    assert late["time/loop_late/max"] >= 0.25
+    assert late["time/loop_late/p50"] <= late["time/loop_late/p99"] <= late["time/loop_late/max"]
+    assert set(none.values()) == {0.0}

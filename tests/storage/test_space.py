@@ -133,6 +133,18 @@ def test_other_tasks_run_during_a_wait_and_cancelling_ends_it(disk, caplog):
     asyncio.run(asyncio.wait_for(scenario(), 30))
 
 
+def test_other_tasks_run_during_a_write(tmp_path):
+    release = threading.Event()
+
+    async def scenario():
+        write = asyncio.create_task(write_when_room_async(tmp_path, release.wait, what="it", needed=0))
+        await asyncio.sleep(0.01)
+        release.set()
+        assert await write
+
+    asyncio.run(asyncio.wait_for(scenario(), 30))
+
+
 _WAITS = """
 import sys
 from pathlib import Path

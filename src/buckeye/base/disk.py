@@ -13,6 +13,7 @@ import re
 import shutil
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -29,6 +30,7 @@ WAIT_SECONDS = 60.0
 
 _MAX_RESERVE = 256_000_000
 _POLL_SECONDS = 2.0
+_WRITING_THREAD = ThreadPoolExecutor(1, thread_name_prefix="writer")
 _FEW_FILES = 100  # a checkpoint of many ranks has a few dozen files
 
 
@@ -49,9 +51,12 @@ def write_when_room(path: Path, write: Callable[[], T], *, what: str, needed: in
 async def write_when_room_async(
     path: Path, write: Callable[[], T], *, what: str, needed: int | None = None
 ) -> T:
-    """Do the work of `write_when_room`, but wait for disk space without blocking the event loop."""
-    writer = _Writer(path, write, what, needed)
-    while not writer.attempt():
+    """Do the work of `write_when_room` in a thread, so that the event loop continues.
+
+    One thread does all such writes, in order.
+    """
+    writer, loop = _Writer(path, write, what, needed), asyncio.get_running_loop()
+    while not await loop.run_in_executor(_WRITING_THREAD, writer.attempt):
         await asyncio.sleep(_POLL_SECONDS)
     return writer.result
 

@@ -194,8 +194,20 @@ async def write_rollouts(
     group; None if the groups are not trained on. If a failed rollout was retried, its line precedes the line
     of the retry and has `retried` = true. Message content that JSON cannot represent is written as text.
     """
-    advantages_by_group = advantages if advantages is not None else [None] * len(groups)
     epoch = time.time() - asyncio.get_running_loop().time()
+    text = await asyncio.to_thread(_rollouts_text, groups, decode, advantages, epoch)
+
+    def write() -> None:
+        fault_point("rollouts.write")
+        write_file(path, text)
+
+    await write_when_room_async(path, write, what=f"the rollouts of {path.stem}", needed=len(text))
+
+
+def _rollouts_text(
+    groups: Sequence[tuple[str | None, Group]], decode: Any, advantages: Advantages | None, epoch: float
+) -> bytes:
+    advantages_by_group = advantages if advantages is not None else [None] * len(groups)
     lines = [
         json.dumps(
             {
@@ -223,13 +235,7 @@ async def write_rollouts(
         for (dropped, group), group_advantages in zip(groups, advantages_by_group, strict=True)
         for rollout, retried, by_turn in _with_advantages(group, group_advantages)
     ]
-    text = utf8("\n".join(lines) + "\n")
-
-    def write() -> None:
-        fault_point("rollouts.write")
-        write_file(path, text)
-
-    await write_when_room_async(path, write, what=f"the rollouts of {path.stem}", needed=len(text))
+    return utf8("\n".join(lines) + "\n")
 
 
 def _with_advantages(

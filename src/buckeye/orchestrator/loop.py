@@ -9,6 +9,7 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from buckeye.base import heartbeat
@@ -264,12 +265,14 @@ class Orchestrator:
             if step == 0:
                 log_first_replies(collected.groups)
             heartbeat.report(f"writes batch {step}")
-            measured = batch_metrics(step, collected.groups, config)  # raises before the batch is written
+            # raises before the batch is written
+            measured = await asyncio.to_thread(batch_metrics, step, collected.groups, config)
             with self.times.stopwatch.of("write_batch"):
                 measured |= await self._hand_over(step, collected, collector)
             times = {
                 "time/step": time.monotonic() - started,
                 "time/loop_held_up": self.loop_watch.take_seconds(),
+                **self.loop_watch.take_lateness(),
                 **self.times.record(collected, watcher),
             }
             await self._report(step, collected, collector, measured | times)
@@ -306,8 +309,8 @@ class Orchestrator:
         }
         advantages = advantages_of(groups, self.config)
         await self._write_rollouts(step, groups, advantages, collected.dropped_groups)
-        batch = make_batch(step, groups, advantages, self.config, state=self.state, teacher=scores)
-        await self.sender.write(batch)
+        make = partial(make_batch, step, groups, advantages, self.config, state=self.state, teacher=scores)
+        await self.sender.write(await asyncio.to_thread(make))
         return metrics
 
     async def _write_rollouts(

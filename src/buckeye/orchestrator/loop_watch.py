@@ -47,9 +47,11 @@ class LoopWatch:
         self._reported: set[str] = set()
         self._ended = threading.Event()
         self._seconds = 0.0
+        self._lateness: list[float] = []
 
     def start(self) -> None:
         """Start the watching thread for the running loop."""
+        self._expected = time.monotonic()
         self._loop = asyncio.get_running_loop()
         self._thread_id = threading.get_ident()
         self._native_id = threading.get_native_id()
@@ -65,8 +67,18 @@ class LoopWatch:
         seconds, self._seconds = self._seconds, 0.0
         return seconds
 
+    def take_lateness(self) -> dict[str, float]:
+        """Return the delays of the timers of the loop since the last call, in seconds."""
+        late, self._lateness = sorted(self._lateness) or [0.0], []
+        shares = {"p50": 0.5, "p99": 0.99, "max": 1.0}
+        return {
+            f"time/loop_late/{name}": late[int(share * (len(late) - 1))] for name, share in shares.items()
+        }
+
     def _record_iteration(self) -> None:
         self._last_iteration = time.monotonic()
+        self._lateness.append(max(0.0, self._last_iteration - self._expected))
+        self._expected = self._last_iteration + _POLL_SECONDS
         if not self._ended.is_set():
             self._loop.call_later(_POLL_SECONDS, self._record_iteration)
 
