@@ -281,10 +281,11 @@ class Decoder:
         if layer.qk_norm is not None:
             qk = self._norm_heads(qk, layer.qk_norm)
         cos, sin = rotation
-        width = cos.shape[-1]
-        rotated = qk[..., :width]
-        swapped = rotated.roll(width // 2, -1)
-        torch.addcmul(rotated * cos, swapped, sin, out=qkv[:, : spec.qk_heads, :width])
+        width, target = cos.shape[-1], qkv[:, : spec.qk_heads]
+        if width < spec.head_dim:
+            qk, target = qk[..., :width], target[..., :width]
+        swapped = qk.roll(width // 2, -1)
+        torch.addcmul(qk * cos, swapped, sin, out=target)
         return qkv
 
     def _norm_heads(self, qk: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

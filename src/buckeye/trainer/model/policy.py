@@ -80,8 +80,7 @@ class PolicyNetwork(nn.Module):
         longest, limit = row.layout.longest_keys, self._longest_sample
         if limit is not None and longest > limit:
             raise UsageError(
-                f"a sample has {longest} tokens, but the rotary positions of the model limit the samples of "
-                f"a row to {limit}",
+                f"a sample has {longest} tokens; the rotary positions of the model limit samples to {limit}",
                 code="BK-MODEL-UNSUPPORTED",
                 hint=f"set seq_len to {limit} or less",
             )
