@@ -103,9 +103,11 @@ class ModelShape:
             "q_proj": self.layers * (self.hidden + self.queries),
             "k_proj": self.layers * (self.hidden + self.keys),
             "v_proj": self.layers * (self.hidden + self.keys),
+            "qkv_proj": self.layers * (self.hidden + self.queries + 2 * self.keys),
             "o_proj": self.layers * (self.queries + self.hidden),
             "gate_proj": feed_forward,
             "up_proj": feed_forward,
+            "gate_up_proj": self.layers * (self.hidden + 2 * self.mlp),
             "down_proj": feed_forward,
         }
         adapted = sum(dimensions.get(name.rpartition(".")[2], 0) for name in lora.target_modules)
