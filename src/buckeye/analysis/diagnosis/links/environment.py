@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
+from itertools import pairwise
 
 import numpy as np
 
-from buckeye.analysis.diagnosis.facts import RECENT, DiagnosisFacts, Result
-from buckeye.analysis.diagnosis.prompts import cut_texts
+from buckeye.analysis.diagnosis.facts import RECENT, DiagnosisFacts, Place, Result
+from buckeye.analysis.diagnosis.prompts import cut_texts, prompt_tokens
 from buckeye.analysis.diagnosis.statistics import SURE, is_below, share_interval
 
 _READ = 24  # rollouts
@@ -15,6 +17,16 @@ _MIN_OBSERVATIONS = 12
 _COMPARED = 200  # rollouts
 _HEAD = 40  # characters
 _MOST_BRANCHED = 0.9
+_MANY_ERRORS = 0.2
+_ERROR = re.compile(
+    r"\W*(?:\w*error|\w*exception|traceback|timed? ?out|timeout|failed|unavailable|busy)\b",
+    re.IGNORECASE,
+)
+"""Beginning of an observation that reports a failure."""
+_INVALID = re.compile(
+    r"invalid|unknown|malformed|unexpected|pars|argument|no such|not (?:an? |found|valid)", re.I
+)
+"""Words of an observation that reports a wrong action."""
 _TURN_LIMITS = ("max_turns", "turn_limit", "max_turns_reached")
 """Stop reasons of Buckeye's limit, of the tool loop, and of `verifiers`."""
 
@@ -136,16 +148,59 @@ def stale_observations(facts: DiagnosisFacts) -> Result:
     return facts.finding("stale_observations", f"{measured}, and {changes} third ones change", facts.early)
 
 
+def failing_observations(facts: DiagnosisFacts) -> Result:
+    """Find observations that are errors after actions that often get others, in a run that does not learn.
+
+    Errors that always follow the same actions are the policy's, unless nearly all observations are errors.
+    """
+    answers = defaultdict[str, list[bool]](list)
+    invalid = 0
+    for place in facts.query(
+        "SELECT path, at, bytes, grp, number FROM rollouts WHERE {trained} AND turns > 1 "
+        "ORDER BY step, grp, number LIMIT ?",
+        _COMPARED,
+    ):
+        rollout = facts.run.text_at(*place)
+        messages = rollout.messages if rollout is not None else ()
+        for before, message in pairwise(messages):
+            if before.get("role") == "assistant" and message.get("role") != "assistant":
+                text = str(message.get("content"))
+                invalid += _INVALID.search(text) is not None
+                answers[str(before.get("content")).strip()].append(_ERROR.match(text) is not None)
+    count, errors = sum(map(len, answers.values())), sum(map(sum, answers.values()))
+    sometimes = sum(sum(found) for found in answers.values() if not all(found))
+    measured = (
+        f"{errors} of {count} observations are errors, {sometimes} of them not always after their action"
+    )
+    is_always = errors > _MOST_BRANCHED * count and not invalid and len(answers) > 2
+    many = errors if is_always else sometimes
+    if share_interval(many, count, 2.0)[0] < _MANY_ERRORS or facts.has_risen:
+        return measured if count >= _MIN_OBSERVATIONS else None
+    return facts.finding("failing_observations", measured, facts.early)
+
+
 def history_lost(facts: DiagnosisFacts) -> Result:
-    """Find rollouts whose later prompts never continue the earlier turns, in a run that does not learn."""
+    """Find rollouts whose later prompts never continue the earlier turns.
+
+    The later prompts equal the first one, or the run does not learn.
+    """
     branched, extended = (facts.early_mean(f"orchestrator/turns/{name}") for name in ("branched", "extended"))
     if branched is None or extended is None or not branched + extended:
         return None
     share = branched / (branched + extended)
     measured = f"{share:.0%} of the later turns do not continue the conversation before them"
-    if share < _MOST_BRANCHED or facts.has_risen:
+    if share < _MOST_BRANCHED:
         return measured
-    return facts.finding("history_lost", measured, facts.early)
+    prompts = defaultdict[Place, list[bytes]](list)
+    for place, sample, _ in facts.samples("task"):
+        prompts[place].append(prompt_tokens(sample).tobytes())
+    turns = [found for found in prompts.values() if len(found) > 1]
+    equal = sum(len(set(found)) == 1 for found in turns)
+    is_repeated = share_interval(equal, len(turns), 2.0)[0] > _MOST_BRANCHED
+    if facts.has_risen and not is_repeated:
+        return measured
+    seen = ", and every turn has the prompt of the first one" if is_repeated else ""
+    return facts.finding("history_lost", measured + seen, facts.early)
 
 
 def turn_limit(facts: DiagnosisFacts) -> Result:
@@ -187,4 +242,12 @@ def unrepeatable_observations(facts: DiagnosisFacts) -> Result:
     return facts.finding("unrepeatable_observations", measured, facts.early)
 
 
-CHECKS = (failing_rollouts, slow_environment, observations, stale_observations, history_lost, turn_limit)
+CHECKS = (
+    failing_rollouts,
+    slow_environment,
+    failing_observations,
+    observations,
+    stale_observations,
+    history_lost,
+    turn_limit,
+)

@@ -24,6 +24,7 @@ from buckeye.runs.trained_step import TrainedStep
 _MIN_TOKENS = 40
 _MIN_PAIRS = 20
 _MAX_PAIRS = 100_000
+_MOST_COMMON = 0.8
 _FIRST_UPDATES = 4
 _LEAST_AGREEMENT = 0.1
 """Least mean cosine of log-prob changes and advantages in the first updates of a run that learns."""
@@ -98,6 +99,20 @@ def advantages_against_rewards(facts: DiagnosisFacts) -> Result:
         *wrong[-1],
         confidence="likely" if kind == "custom" else "sure",
     )
+
+
+def no_baseline(facts: DiagnosisFacts) -> Result:
+    """Find advantages that nearly all have one sign and size, in a run that does not learn."""
+    ((count, mean, square),) = facts.query(
+        "SELECT count(*), avg(advantage), avg(advantage * advantage) FROM rollouts WHERE {trained} "
+        "AND dropped IS NULL AND advantage IS NOT NULL"
+    )
+    if count < _MIN_TOKENS or not square:
+        return None
+    measured = f"{mean * mean / square:.0%} of the size of the advantages is their common mean"
+    if facts.outcome is None or not facts.outcome.is_flat or mean * mean < _MOST_COMMON * square:
+        return measured
+    return facts.finding("no_baseline", f"{measured} ({mean:.3g})", facts.early)
 
 
 def misplaced_advantages(facts: DiagnosisFacts) -> Result:
@@ -410,6 +425,7 @@ CHECKS = (
     shifted_logprobs,
     advantages_against_rewards,
     misplaced_advantages,
+    no_baseline,
     untrained_tokens,
     kl_of_the_wrong_sign,
     penalty_too_strong,

@@ -6,7 +6,9 @@ import re
 from collections import Counter, defaultdict
 from itertools import takewhile
 
-from buckeye.analysis.diagnosis.facts import DiagnosisFacts, Result
+import numpy as np
+
+from buckeye.analysis.diagnosis.facts import DiagnosisFacts, Place, Result
 from buckeye.analysis.diagnosis.prompts import prompt_tokens
 from buckeye.inference.render.template_files import read_template
 from buckeye.monitor.learning_findings import RANDOM_LOGPROB
@@ -78,6 +80,21 @@ def no_assistant_header(facts: DiagnosisFacts) -> Result:
     )
 
 
+def template_unfit(facts: DiagnosisFacts) -> Result:
+    """Find prompts without the tokens that open a message in the model's tokenizer, if nothing is learned."""
+    if facts.tokenizer is None or facts.outcome is None or not facts.outcome.is_flat:
+        return None
+    added = facts.tokenizer.get_added_tokens_decoder()
+    opening = {number: token.content for number, token in added.items() if _OPENING.fullmatch(token.content)}
+    without, count = list[Place](), 0
+    for place, sample, _ in facts.samples("task") if opening else ():
+        count += 1
+        if not np.isin(prompt_tokens(sample), list(opening)).any():
+            without.append(place)
+    what = f"prompts have no {' or '.join(opening.values())}, which open the messages of this tokenizer"
+    return facts.share_finding("template_unfit", without, count, what, most=0.9, least=8)
+
+
 def prompts_lost(facts: DiagnosisFacts) -> Result:
     """Find prompts that differ as messages, but are equal as tokens."""
     by_tokens, known = defaultdict[bytes, set[int]](set), set[tuple[int, ...]]()
@@ -126,4 +143,7 @@ def end_token(facts: DiagnosisFacts) -> Result:
 _END_TOKEN = re.compile(r"<\|(?:im_end|im_start|end\w*|eot_id|eom_id|eos)\|>|</s>|<end_of_turn>|<eos>")
 """End tokens of the chat templates of common model families."""
 
-CHECKS = (first_replies, no_assistant_header, prompts_lost, messages_cut, end_token)
+_OPENING = re.compile(r"<\|(?:im_start|start_header_id|start_of_role|start)\|>|<start_of_turn>")
+"""Tokens that open a message in the chat templates of common model families."""
+
+CHECKS = (first_replies, no_assistant_header, template_unfit, prompts_lost, messages_cut, end_token)
