@@ -29,6 +29,7 @@ import statistics
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from buckeye.config.environments import EnvPauseConfig
@@ -249,7 +250,7 @@ def simulate(
         weights_timeout=3600,
     )
     tasks: Any = _Tasks()
-    pauses = EnvironmentPauses(["simulated"], EnvPauseConfig())
+    pauses = EnvironmentPauses(["simulated"], EnvPauseConfig(), Path("run"))
     player: Any = engine
     collector = RULES[rule](tasks, player, config, pauses, state={})
     with asyncio.Runner(loop_factory=VirtualTime) as runner:

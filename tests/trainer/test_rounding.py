@@ -11,9 +11,9 @@ from safetensors.torch import load_file
 
 from buckeye.config.trainer import TrainerConfig
 from buckeye.errors import RunError, UsageError
+from buckeye.trainer.batch_loss import BatchLoss
 from buckeye.trainer.learner import Learner
 from buckeye.trainer.output.weight_rounding import round_stochastically, round_tensors
-from buckeye.trainer.rl import RLTrainer
 from buckeye.transport.weights import read_weights_manifest
 
 
@@ -112,10 +112,10 @@ def test_training_step_uses_the_published_weights(
     tmp_path, train, batches, monkeypatch, compute, weights, same
 ):
     """The step then updates the trained weights, which are exact."""
-    equal, exact, backward = [], [], RLTrainer._backward
+    equal, exact, backward = [], [], BatchLoss.backward
 
     def compared(self, *args):
-        trained = self.learner.policy.trainable
+        trained = self._learner.policy.trainable
         newest = max((tmp_path / "weights").glob("step_*"), key=lambda path: path.stat().st_mtime_ns)
         stored = load_file(newest / "model.safetensors")
         pairs = [(stored[name].float(), parameter.detach()) for name, parameter in trained.items()]
@@ -128,9 +128,9 @@ def test_training_step_uses_the_published_weights(
         exact.append(any(not torch.equal(p, p.to(torch.bfloat16).float()) for p in parameters))
         return update(self, *args, **kwargs)
 
-    update = Learner.update
-    monkeypatch.setattr(RLTrainer, "_backward", compared)
-    monkeypatch.setattr(Learner, "update", stepped)
+    update = Learner.apply_gradient
+    monkeypatch.setattr(BatchLoss, "backward", compared)
+    monkeypatch.setattr(Learner, "apply_gradient", stepped)
     model = {"compute_dtype": compute}
     train(tmp_path, batches[:3], weights=weights, model=model)
     assert equal == [same] * 3

@@ -6,8 +6,10 @@ import functools
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
+
+import mcp_types as types
 
 from buckeye.mcp.client.session import find_executable
 from buckeye.mcp.config import GymConfig
@@ -101,5 +103,16 @@ async def timed_tools(source: EnvironmentSource, seconds: float) -> tuple[list[T
         started = time.monotonic()
         async with open_sessions(task, SessionTimeouts(start=seconds), workdir=workdir) as sessions:
             duration = time.monotonic() - started
-            tools = [ToolEntry(**asdict(replace(tool, name=name))) for name, tool in sessions.tools.items()]
+            tools = [_tool_entry(name, tool) for name, tool in sessions.tools.items()]
     return tools, duration
+
+
+def _tool_entry(name: str, tool: types.Tool) -> ToolEntry:
+    hints = tool.annotations
+    return ToolEntry(
+        name=name,
+        description=tool.description or "",
+        input_schema=tool.input_schema,
+        output_schema=tool.output_schema,
+        annotations={} if hints is None else hints.model_dump(by_alias=True, exclude_none=True),
+    )
