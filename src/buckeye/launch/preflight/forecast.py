@@ -59,10 +59,10 @@ GPU_COSTS = Costs(
     adapter_launches=1.45,
 )
 CPU_COSTS = Costs(
-    matmul=1.24, attention=4.3, activations=0.73, optimizer=3.5, published=1 / 1.5e9, launches=1e-4
+    matmul=0.58, attention=3.9, activations=1.9, optimizer=4.4, published=1 / 1.5e9, launches=1e-4
 )
 _CORE_FLOPS, _WIDE_CORE_FLOPS = 64e9, 128e9  # float32, per second at 2 GHz: with AVX2, with AVX-512
-_CPU_BFLOAT16 = 1.5  # speed of bfloat16 with instructions for it, relative to float32; fitted
+_CPU_BFLOAT16 = 2.5  # speed of bfloat16 with instructions for it, relative to float32; fitted
 _CPU_BANDWIDTH = 8e9
 _PUBLISH_SECONDS = 0.03  # for files of any size, measured on a quiet disk
 
