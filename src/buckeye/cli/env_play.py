@@ -86,14 +86,12 @@ def play(
     reward, or none reaches --min-reward.
     """
     from buckeye.evaluation.chat_policy import ChatSampling
-    from buckeye.evaluation.env_play.session import RANDOM_POLICY, ChatFile, PlaySession
+    from buckeye.evaluation.env_play.session import ChatFile, PlaySession
     from buckeye.launch.mcp_gateways import local_gateway
-    from buckeye.launch.preflight.model import check_model_name, resolve_run
 
     _refuse_unused_flags(base_url, policy, min_reward, save)
-    if policy not in (None, RANDOM_POLICY) and base_url is None:
-        policy = resolve_run(policy, at="--policy")
-        check_model_name(policy, at="--policy")  # before the environment is loaded
+    if policy is not None and base_url is None:
+        policy = _resolve_policy(policy)
     given = environment_args(arg, args) | column_arguments(reward, prompt_column, answer_column)
     environment = environment_config(env, dataset, reward, given, variables)
     session = PlaySession(
@@ -122,6 +120,18 @@ def play(
         raise _no_reward_error(env, outcomes[0])
     if session.chats is not None:
         session.chats.require_chats()
+
+
+def _resolve_policy(name: str) -> str:
+    """Return `random`, or the model that `name` names. Raise `UsageError` for a wrong name."""
+    from buckeye.evaluation.env_play.session import RANDOM_POLICY
+    from buckeye.launch.preflight.model import check_model_name, resolve_run
+
+    if name == RANDOM_POLICY:
+        return name
+    model = resolve_run(name, at="--policy")
+    check_model_name(model, at="--policy")
+    return model
 
 
 def _refuse_unused_flags(

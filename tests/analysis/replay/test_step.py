@@ -177,7 +177,7 @@ def test_what_is_not_there_is_said(tmp_path, tiny_model, batches):
         again(tmp_path, config, 7, tmp_path / "seven")
     for checkpoint in (tmp_path / "checkpoints").iterdir():
         checkpoint.rename(tmp_path / checkpoint.name)
-    with pytest.raises(UsageError, match="(?i)steps that can be replayed: none"):
+    with pytest.raises(UsageError, match=r"(?i)steps that can be replayed: none"):
         again(tmp_path, config, 1, tmp_path / "one")
     (tmp_path / "trained/step_1/trained.safetensors").write_bytes(b"no tensors")
     with pytest.raises(TransportError, match="step_1"):

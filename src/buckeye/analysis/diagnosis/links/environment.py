@@ -14,6 +14,7 @@ from buckeye.analysis.diagnosis.statistics import SURE, is_below, share_interval
 
 _READ = 24  # rollouts
 _MIN_OBSERVATIONS = 12
+_MIN_REPEATS = 6
 _COMPARED = 200  # rollouts
 _HEAD = 40  # characters
 _MOST_BRANCHED = 0.9
@@ -237,7 +238,7 @@ def unrepeatable_observations(facts: DiagnosisFacts) -> Result:
     repeated = [texts for texts in seen.values() if len(texts) > 1]
     differing = sum(len(set(texts)) > 1 for texts in repeated)
     measured = f"{differing} of {len(repeated)} times, equal messages of a task led to different observations"
-    if len(repeated) < _MIN_OBSERVATIONS or share_interval(differing, len(repeated), 2.0)[0] < 0.3:
+    if len(repeated) < _MIN_REPEATS or share_interval(differing, len(repeated), 2.0)[0] < 0.3:
         return None
     return facts.finding("unrepeatable_observations", measured, facts.early)
 
