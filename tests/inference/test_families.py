@@ -111,6 +111,8 @@ def configs(draw, family):
     if "sliding_attention" in config.get("layer_types", ()):
         config["sliding_window"] = draw(st.sampled_from([1, 5]))
         config |= {"use_sliding_window": True} if "use_sliding_window" in known else {}
+    if family in ("olmo3", "gemma3_text") and config.get("sliding_window", 1) is None:
+        del config["sliding_window"]  # transformers needs it, also without a layer of this kind
     rope = draw(_ropes(family, config, kind))
     return config | ({"rope_parameters": rope} if rope else {})
 
@@ -118,7 +120,7 @@ def configs(draw, family):
 @st.composite
 def _ropes(draw, family, config, kind):
     names = ["default", "longrope"] if family == "phi3" else list(ROPES)
-    head_dim = config.get("head_dim") or getattr(kind(), "head_dim", None)
+    head_dim = getattr(kind(**config), "head_dim", None)
     head_dim = head_dim or config["hidden_size"] // config["num_attention_heads"]
 
     def rope(share=1.0):
