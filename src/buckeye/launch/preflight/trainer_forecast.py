@@ -111,8 +111,9 @@ class Comparison:
     def lines(self) -> tuple[str, str]:
         """A log line of the forecast, and one of what happened."""
         tokens_per_second = self.tokens / self.seconds
+        alone = "" if self.forecast.load.on_gpu else " on cores that no other program uses"
         return (
-            f"Forecast of a trainer step: {self.forecast.text}",
+            f"Forecast of a trainer step{alone}: {self.forecast.text}",
             f"Measured in {MEASURED_STEPS} steps: {self.seconds:.3g} s a step "
             f"({self.seconds / self.forecast.seconds - 1:+.0%}), {tokens_per_second:,.0f} tokens/s, "
             f"peak memory {self.gib:.3g} GiB ({self.gib * 2**30 / self.forecast.memory - 1:+.0%})",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
+from collections.abc import Iterator
 from itertools import pairwise
 
 import numpy as np
@@ -11,6 +12,7 @@ import numpy as np
 from buckeye.analysis.diagnosis.facts import RECENT, DiagnosisFacts, Place, Result
 from buckeye.analysis.diagnosis.prompts import cut_texts, prompt_tokens
 from buckeye.analysis.diagnosis.statistics import SURE, is_below, share_interval
+from buckeye.monitor.rollouts import RecordedRollout
 
 _READ = 24  # rollouts
 _MIN_OBSERVATIONS = 12
@@ -122,15 +124,11 @@ def stale_observations(facts: DiagnosisFacts) -> Result:
     third observations: a number of the task does not.
     """
     observed = list[list[set[str]]]()
-    for place in facts.query(
-        "SELECT path, at, bytes, grp, number FROM rollouts WHERE {trained} AND turns > 2 "
-        "ORDER BY step, grp, number LIMIT ?",
-        _COMPARED,
-    ):
-        rollout = facts.run.text_at(*place)
-        messages = rollout.messages if rollout is not None else ()
+    for _, rollout in _first_of_turns(facts, 3):
         texts = [
-            str(one.get("content")) for one in messages if one.get("role") not in ("assistant", "system")
+            str(one.get("content"))
+            for one in rollout.messages
+            if one.get("role") not in ("assistant", "system")
         ]
         observed.append([set(text.split()) for text in texts])
     observed = [words for words in observed if len(words) > 2]
@@ -149,6 +147,19 @@ def stale_observations(facts: DiagnosisFacts) -> Result:
     return facts.finding("stale_observations", f"{measured}, and {changes} third ones change", facts.early)
 
 
+def _first_of_turns(facts: DiagnosisFacts, least: int) -> Iterator[tuple[str, RecordedRollout]]:
+    """Yield the first rollouts of at least `least` turns, with their tasks."""
+    for *place, task in facts.query(
+        "SELECT path, at, bytes, grp, number, task FROM rollouts WHERE {trained} AND turns >= ? "
+        "ORDER BY step, grp, number LIMIT ?",
+        least,
+        _COMPARED,
+    ):
+        rollout = facts.run.text_at(*place)
+        if rollout is not None:
+            yield task, rollout
+
+
 def failing_observations(facts: DiagnosisFacts) -> Result:
     """Find observations that are errors after actions that often get others, in a run that does not learn.
 
@@ -156,14 +167,8 @@ def failing_observations(facts: DiagnosisFacts) -> Result:
     """
     answers = defaultdict[str, list[bool]](list)
     invalid = 0
-    for place in facts.query(
-        "SELECT path, at, bytes, grp, number FROM rollouts WHERE {trained} AND turns > 1 "
-        "ORDER BY step, grp, number LIMIT ?",
-        _COMPARED,
-    ):
-        rollout = facts.run.text_at(*place)
-        messages = rollout.messages if rollout is not None else ()
-        for before, message in pairwise(messages):
+    for _, rollout in _first_of_turns(facts, 2):
+        for before, message in pairwise(rollout.messages):
             if before.get("role") == "assistant" and message.get("role") != "assistant":
                 text = str(message.get("content"))
                 invalid += _INVALID.search(text) is not None
@@ -225,16 +230,11 @@ def unrepeatable_observations(facts: DiagnosisFacts) -> Result:
     if facts.outcome is None or not facts.outcome.is_flat:
         return None
     seen = defaultdict[tuple[str, ...], list[str]](list)
-    for place in facts.query(
-        "SELECT path, at, bytes, grp, number, task FROM rollouts WHERE {trained} AND turns > 1 "
-        "ORDER BY step, grp, number LIMIT ?",
-        _COMPARED,
-    ):
-        rollout = facts.run.text_at(*place[:5])
-        contents = [str(message.get("content")) for message in rollout.messages] if rollout else []
+    for task, rollout in _first_of_turns(facts, 2):
+        contents = [str(message.get("content")) for message in rollout.messages]
         for at in range(1, len(contents)):
-            if rollout is not None and rollout.messages[at].get("role") != "assistant":
-                seen[(place[5], *contents[:at])].append(contents[at])
+            if rollout.messages[at].get("role") != "assistant":
+                seen[(task, *contents[:at])].append(contents[at])
     repeated = [texts for texts in seen.values() if len(texts) > 1]
     differing = sum(len(set(texts)) > 1 for texts in repeated)
     measured = f"{differing} of {len(repeated)} times, equal messages of a task led to different observations"
