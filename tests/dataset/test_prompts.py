@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from buckeye.dataset.prompts import find_columns, hold_out, make_prompts, read_prompts, rows_of_values
-from buckeye.envs.base import Task
+from buckeye.dataset.lazy_rows import Row
+from buckeye.dataset.prompt_tasks import Columns, PromptTasks
+from buckeye.dataset.prompts import find_columns, make_prompts, read_prompts, rows_of_values
 from buckeye.errors import UsageError
 
 CHAT = [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]
@@ -146,17 +147,17 @@ def test_several_splits_without_train_need_a_choice(write, refusal):
     assert prompts_of(read_prompts("a.json", split="hard").splits["train"]) == ["b"]
 
 
-def tasks_of(texts):
-    return [
-        Task(id=str(number), messages=({"role": "user", "content": text},))
-        for number, text in enumerate(texts)
-    ]
+def hold_out(texts):
+    rows = [Row({"prompt": text}, "") for text in texts]
+    return PromptTasks(
+        rows, Columns(kind="prompts", prompt="prompt", answer=None, others=()), "rows"
+    ).hold_out()
 
 
-@given(st.lists(st.text(alphabet=string.ascii_letters, max_size=3), max_size=60))
+@given(st.lists(st.text(alphabet=string.ascii_letters, min_size=1, max_size=3), max_size=60))
 def test_hold_out_keeps_equal_prompts_together(texts):
-    train, held_out = hold_out(tasks_of(texts))
-    assert sorted(int(task.id) for task in [*train, *held_out]) == list(range(len(texts)))
+    train, held_out = hold_out(texts)
+    assert sorted(int(task.id) for task in [*train, *held_out]) == list(range(1, len(texts) + 1))
     assert [int(task.id) for task in train] == sorted(int(task.id) for task in train)
     assert not set(prompts_of(train)) & set(prompts_of(held_out))
     assert bool(train) == bool(texts)
@@ -166,15 +167,33 @@ def test_hold_out_keeps_equal_prompts_together(texts):
 @given(st.lists(st.integers(0, 10**6), min_size=300, max_size=300, unique=True), st.randoms())
 def test_hold_out_takes_a_tenth_and_does_not_depend_on_the_order(numbers, random):
     texts = [f"prompt {number}" for number in numbers]
-    _, held_out = hold_out(tasks_of(texts))
+    _, held_out = hold_out(texts)
     assert 5 <= len(held_out) <= 70
     random.shuffle(texts)
-    assert set(prompts_of(hold_out(tasks_of(texts))[1])) == set(prompts_of(held_out))
+    assert set(prompts_of(hold_out(texts)[1])) == set(prompts_of(held_out))
 
 
 def test_hold_out_chooses_equally_in_each_version():
-    _, held_out = hold_out(tasks_of([f"prompt {number}" for number in range(40)]))
+    _, held_out = hold_out([f"prompt {number}" for number in range(40)])
     assert [int(text.split()[1]) for text in prompts_of(held_out)] == [3, 4, 6, 17, 34, 35, 37, 38]
+
+
+@given(st.lists(st.text(min_size=1, max_size=9).filter(str.strip), min_size=2, max_size=30), st.data())
+def test_a_task_is_the_same_by_index_by_slice_and_in_a_loop(texts, data):
+    for tasks in hold_out(texts):
+        listed = list(tasks)
+        assert [tasks[index] for index in range(len(tasks))] == listed
+        assert [tasks[index - len(tasks)] for index in range(len(tasks))] == listed
+        bounds = data.draw(st.slices(len(tasks)))
+        assert list(tasks[bounds]) == listed[bounds]
+
+
+def test_the_longest_prompts_are_found_and_the_shortest():
+    train, held_out = hold_out(["a" * size for size in (5, 90, 2, 70, 40, 8, 30, 11)])
+    sizes = {len(text) for text in prompts_of([*train, *held_out])}
+    found = [len(text) for text in prompts_of(train.extremes(2))]
+    assert found[0] == min(len(text) for text in prompts_of(train))
+    assert set(found[1:]) == set(sorted(len(text) for text in prompts_of(train))[-2:]) <= sizes
 
 
 def test_rows_in_memory_are_tasks_too():

@@ -7,7 +7,7 @@ import contextlib
 import json
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from secrets import token_hex
@@ -18,6 +18,7 @@ from buckeye.base.distribution import need
 from buckeye.base.storage import read_json
 from buckeye.config.problems import closest, suggestion
 from buckeye.dataset.functions import Completion
+from buckeye.dataset.prompt_tasks import Columns
 from buckeye.dataset.prompts import ANSWER_COLUMNS
 from buckeye.dataset.rows import raise_problems, row_error
 from buckeye.envs.base import Task
@@ -40,32 +41,31 @@ Matches = Callable[[Any], Sequence[Mapping[str, Any]]]
 
 
 def built_in_reward(
-    spec: str, tasks: Sequence[Task], answer_column: str | None
+    spec: str, columns: Columns, tasks: Iterable[Task]
 ) -> AnswerReward | SchemaReward | CodeReward:
     """Return the built-in reward that a spec such as `exact` or `regex:^yes` names.
 
     Raises UsageError with every task that has no answer or no tests for the reward.
     """
     name, _, argument = spec.partition(":")
-    columns = list(tasks[0].data["row"]) if tasks else []
     if name == "regex":
         return AnswerReward(name, tasks, None, _match_pattern(argument))
     if name == "json":
         return SchemaReward(_read_schema(argument))
     if name == "code":
-        return CodeReward(tasks, argument or None)
+        return CodeReward(columns.others, tasks, argument or None)
     if name == "math":
         need("math_verify", "the reward `math`")
     matches: dict[str, Matches] = {
         "exact": _match_exact, "contains": _match_contains, "numeric": _match_number, "math": _match_math,
     }  # fmt: skip
-    column = argument or answer_column
-    if column not in columns:
+    column = argument or columns.answer
+    if column not in columns.others:
         missing = "of answers" if column is None else repr(column)
         raise UsageError(
             f"the reward `{name}` needs answers, and the dataset has no column {missing}",
             code="BK-REWARD",
-            hint=suggestion(closest(column or "", columns, count=1))
+            hint=suggestion(closest(column or "", columns.others, count=1))
             or f"name the column: {name}:COLUMN. Expected one of {', '.join(ANSWER_COLUMNS)}",
         )
     return AnswerReward(name, tasks, column, matches[name])
@@ -76,7 +76,7 @@ class AnswerReward:
 
     needs_group = False
 
-    def __init__(self, name: str, tasks: Sequence[Task], column: str | None, matches: Matches) -> None:
+    def __init__(self, name: str, tasks: Iterable[Task], column: str | None, matches: Matches) -> None:
         """Raises UsageError with every task that has no usable answer."""
         self.name = name
         self._column = column
@@ -211,11 +211,10 @@ class CodeReward:
     needs_group = False
     answers_in = staticmethod(_no_answers)
 
-    def __init__(self, tasks: Sequence[Task], column: str | None) -> None:
+    def __init__(self, columns: Collection[str], tasks: Iterable[Task], column: str | None) -> None:
         """Raises UsageError with every task whose tests cannot be read."""
-        rows = tasks[0].data["row"] if tasks else {}
-        self._column = column or next((name for name in _TEST_COLUMNS if name in rows), None)
-        if self._column is None or self._column not in rows:
+        self._column = column or next((name for name in _TEST_COLUMNS if name in columns), None)
+        if self._column is None or self._column not in columns:
             raise UsageError(
                 f"the reward `code` needs tests, and the dataset has no column {column or 'of them'}",
                 code="BK-REWARD",

@@ -8,12 +8,13 @@ import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeVar
 
 from buckeye.config.problems import closest, suggestion
 from buckeye.dataset.built_in import NAMES, AnswerReward, built_in_reward, is_built_in
 from buckeye.dataset.functions import Completion, FunctionReward, Reward, load_function
-from buckeye.dataset.prompts import Columns, Prompts, read_prompts
+from buckeye.dataset.prompts import Prompts, read_prompts
 from buckeye.dataset.rows import EVAL, TRAIN
 from buckeye.envs.base import Outcome, Policy, Reply, Task
 from buckeye.envs.outcome_validation import error_outcome, outcome_of_exception
@@ -85,35 +86,34 @@ def make_environment(
             code="BK-REWARD",
             hint="give each reward one finite weight",
         )
-    tasks = [task for part in prompts.splits.values() for task in part]
-    rewards = [_make_reward(spec, tasks, prompts.columns) for spec in specs]
+    rewards = [_make_reward(spec, prompts) for spec in specs]
     names = _distinct_names(rewards)
     splits = {
-        split: [_with_answers(task, rewards) for task in part] for split, part in prompts.splits.items()
+        split: tasks.map(partial(_with_answers, rewards=rewards)) for split, tasks in prompts.splits.items()
     }
     kind = GroupDatasetEnvironment if any(reward.needs_group for reward in rewards) else DatasetEnvironment
     log.info("%s", prompts.summary)
     return kind(name, splits, [WeightedReward(*parts) for parts in zip(names, rewards, weights, strict=True)])
 
 
-def _make_reward(spec: RewardSpec, tasks: Sequence[Task], columns: Columns) -> Reward:
+def _make_reward(spec: RewardSpec, prompts: Prompts) -> Reward:
     if not isinstance(spec, str):
         if not callable(spec):
             raise UsageError(
                 f"the reward {spec!r} is not a function", code="BK-REWARD", hint="pass a function, or a text"
             )
-        return FunctionReward(spec, columns, tasks)
+        return FunctionReward(spec, prompts.columns, prompts.tasks())
     if is_built_in(spec):
-        return built_in_reward(spec, tasks, columns.answer)
+        return built_in_reward(spec, prompts.columns, prompts.tasks())
     if not spec.endswith(".py") and ":" not in spec:
         hint = suggestion(closest(spec, NAMES, count=1)) or (
             f"name FILE.py, FILE.py:FUNCTION, MODULE:FUNCTION, or one of {', '.join(NAMES)}"
         )
         raise UsageError(f"no reward {spec!r}", code="BK-REWARD", hint=hint)
-    return FunctionReward(load_function(spec), columns, tasks)
+    return FunctionReward(load_function(spec), prompts.columns, prompts.tasks())
 
 
-def _with_answers(task: Task, rewards: Sequence[Reward]) -> Task:
+def _with_answers(task: Task, *, rewards: Sequence[Reward]) -> Task:
     """Return the task with the answers of its row in its data, where `buckeye env check` finds them."""
     answers = next((found for reward in rewards if (found := reward.answers_in(task.data["row"]))), None)
     return task if answers is None else replace(task, data={**task.data, **answers})

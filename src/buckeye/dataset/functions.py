@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import inspect
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence, Set
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence, Set
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 
 from buckeye.base.threads import run_in_daemon_thread
 from buckeye.config.problems import closest, suggestion
-from buckeye.dataset.prompts import Columns
+from buckeye.dataset.prompt_tasks import Columns
 from buckeye.dataset.rows import raise_problems, row_error
 from buckeye.envs.base import Task
 from buckeye.envs.registry import import_file, report_import_errors
@@ -73,7 +73,7 @@ class FunctionReward:
     of the dataset. A function that is not async runs in a thread, one call at a time.
     """
 
-    def __init__(self, function: Callable[..., Any], columns: Columns, tasks: Sequence[Task]) -> None:
+    def __init__(self, function: Callable[..., Any], columns: Columns, tasks: Iterable[Task]) -> None:
         """Raises UsageError if a required parameter is neither part of the reply nor a column of each task.
 
         A parameter with a default may be missing.
@@ -93,9 +93,9 @@ class FunctionReward:
         self._turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
         self._check_tasks(tasks, [p.name for p in parameters if p.name in known and _is_required(p)])
 
-    def _check_tasks(self, tasks: Sequence[Task], required: Sequence[str]) -> None:
+    def _check_tasks(self, tasks: Iterable[Task], required: Sequence[str]) -> None:
         problems = []
-        for task in tasks:
+        for task in tasks if required else ():
             row = self._row(task)
             missing = [name for name in required if row[name] is None]
             if missing:

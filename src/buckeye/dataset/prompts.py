@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from buckeye.config.problems import closest, suggestion
-from buckeye.dataset.rows import EVAL, TRAIN, Row, raise_problems, read_splits, row_error, show_row
-from buckeye.envs.base import Message, Task, find_non_text_part
+from buckeye.dataset.lazy_rows import Row, column_names
+from buckeye.dataset.prompt_tasks import Columns, Kind, PromptTasks
+from buckeye.dataset.rows import EVAL, TRAIN, read_splits, row_error, show_row
+from buckeye.envs.base import Task
 from buckeye.errors import UsageError
 
-Kind = Literal["tasks", "prompts", "chats"]
 Dataset = str | Path | Iterable[Mapping[str, Any]]
 """File, folder or hub id of a dataset; or its rows: a list, a `datasets.Dataset` or a DataFrame."""
 
@@ -26,31 +25,20 @@ ANSWER_COLUMNS = (
 )  # fmt: skip
 """Names of columns that may have answers. The first one that exists is used."""
 _TASK_COLUMNS = {"mcp_config", "evaluate_tool", "setup_tool"}
-_ROLES = ("system", "developer", "user", "assistant", "tool")
 _HELD_OUT = ("test", "validation")
-_SHARE = 10
-"""Inverse of the share of rows that are held out."""
-_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Columns:
-    """Kind of a dataset, and the names of its columns. `answer` is None if no column has answers."""
-
-    kind: Kind
-    prompt: str
-    answer: str | None
-    others: tuple[str, ...]
-    """Columns that a reward function receives."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prompts:
     """Tasks of a dataset by split, its columns, and a line that describes both."""
 
-    splits: Mapping[str, Sequence[Task]]
+    splits: Mapping[str, PromptTasks]
     columns: Columns
     summary: str
+
+    def tasks(self) -> Iterator[Task]:
+        """Yield the tasks of all splits."""
+        return chain.from_iterable(self.splits.values())
 
 
 def load_prompts(
@@ -128,13 +116,13 @@ def make_prompts(
             code="BK-DATA-FORMAT",
             hint="leave the reward out, and name the configuration of the environment: --config FILE.yaml",
         )
-    tasks = make_tasks(rows, columns, source)
+    tasks = PromptTasks(rows, columns, source)
     if held_out_rows is None:
-        tasks, held_out = hold_out(tasks)
+        tasks, held_out = tasks.hold_out()
     else:
-        held_out = make_tasks(held_out_rows, columns, source, prefix="eval-")
+        held_out = PromptTasks(held_out_rows, columns, source, prefix="eval-")
     return Prompts(
-        splits={TRAIN: tasks, **({EVAL: held_out} if held_out else {})},
+        splits={TRAIN: tasks, **({EVAL: held_out} if len(held_out) else {})},
         columns=columns,
         summary=_summary(source, columns, len(tasks), len(held_out)),
     )
@@ -144,7 +132,7 @@ def find_columns(
     source: str, rows: Sequence[Row], prompt_column: str | None = None, answer_column: str | None = None
 ) -> Columns:
     """Return the columns of a dataset. Raises UsageError unless exactly one column may have the prompts."""
-    names = list(dict.fromkeys(name for row in rows for name in row.values))
+    names = column_names(rows)
     for flag, wanted in (("prompt_column", prompt_column), ("answer_column", answer_column)):
         if wanted is not None and wanted not in names:
             raise UsageError(
@@ -173,7 +161,7 @@ def _has_mcp_tasks(rows: Sequence[Row], names: Sequence[str]) -> bool:
     """Return True if the rows are MCP tasks. A column `grade` with texts or numbers is ordinary data."""
     if _TASK_COLUMNS & set(names):
         return True
-    return any(isinstance(row.values.get("grade"), dict | list) for row in rows)
+    return "grade" in names and any(isinstance(row.values.get("grade"), dict | list) for row in rows)
 
 
 def _choose_prompt_column(source: str, rows: Sequence[Row], names: Sequence[str]) -> str:
@@ -204,108 +192,6 @@ def _column_argument(name: str) -> str:
 def _ends_with_reply(messages: Any) -> bool:
     last = messages[-1] if isinstance(messages, list) and messages else None
     return isinstance(last, Mapping) and last.get("role") == "assistant"
-
-
-def make_tasks(rows: Sequence[Row], columns: Columns, source: str, prefix: str = "") -> list[Task]:
-    """Return a task for each row. Raises UsageError with every row that has no usable prompt."""
-    tasks: list[Task] = []
-    problems: list[UsageError] = []
-    for number, row in enumerate(rows, 1):
-        try:
-            tasks.append(_make_task(row, columns, f"{prefix}{number}"))
-        except UsageError as error:
-            error.at = row.at
-            problems.append(error)
-    raise_problems(problems, source)
-    return tasks
-
-
-def _make_task(row: Row, columns: Columns, task_id: str) -> Task:
-    prompt = row.values.get(columns.prompt)
-    data: dict[str, Any] = {name: row.values.get(name) for name in columns.others}
-    prompt = _decoded(prompt)
-    messages = _messages(prompt, columns.prompt, has_column=columns.prompt in row.values)
-    if columns.kind == "chats":
-        if len(messages) < 2 or messages[-1].get("role") != "assistant":
-            raise row_error(
-                "the chat does not end with a reply of the assistant, as the first chat does", row.at
-            )
-        *messages, reply = messages
-        if columns.answer is not None and data.get(columns.answer) is None:
-            data[columns.answer] = reply["content"]
-    if messages[-1].get("role") == "assistant":
-        raise row_error(
-            f"{columns.prompt} ends with a message of the assistant", row.at, "end with a user message"
-        )
-    if _LONE_SURROGATE.search(json.dumps([messages, data], ensure_ascii=False, default=str)):
-        raise row_error("half of a surrogate pair, as in a truncated emoji", row.at, "repair the text")
-    data = {"row": data, "is_text": isinstance(prompt, str), "at": row.at}
-    return Task(id=task_id, messages=tuple(messages), data=data)
-
-
-def _decoded(value: Any) -> Any:
-    """Return the messages that a JSON text contains, as in CSV files; return other values unchanged."""
-    if isinstance(value, str) and value.lstrip().startswith('[{"'):
-        try:
-            return json.loads(value)
-        except (ValueError, RecursionError):
-            return value
-    return value
-
-
-def _messages(prompt: Any, column: str, *, has_column: bool) -> list[Message]:
-    if prompt is None or (isinstance(prompt, str) and not prompt.strip()):
-        problem = "has no value" if prompt is None else "is empty"
-        missing = f"{column} {problem}" if has_column else f"no column {column!r}"
-        raise row_error(missing, "", "write a prompt, or remove the row")
-    if isinstance(prompt, str):
-        return [{"role": "user", "content": prompt}]
-    if not isinstance(prompt, list) or not prompt:
-        shown = json.dumps(prompt, ensure_ascii=False, default=str)[:80]
-        raise row_error(f"{column} is {shown}, neither text nor a list of messages", "")
-    return [_message(message, number) for number, message in enumerate(prompt, 1)]
-
-
-def _message(message: Any, number: int) -> Message:
-    expected = 'write {"role": "user", "content": "..."}'
-    if not isinstance(message, Mapping) or "role" not in message:
-        what = (
-            "has no role" if isinstance(message, Mapping) else f"is {json.dumps(message, default=str)[:60]}"
-        )
-        raise row_error(f"message {number} {what}", "", expected)
-    role, content = message["role"], message.get("content")
-    if role not in _ROLES:
-        hint = suggestion(closest(str(role), _ROLES)) or f"use one of {', '.join(_ROLES)}"
-        raise row_error(f"message {number} has the role {role!r}", "", hint)
-    if isinstance(content, list):
-        if (part := find_non_text_part(content)) is not None:
-            raise row_error(f"message {number}: part {part[0]} is {part[1]}; only text is supported", "")
-    elif not isinstance(content, str) and not (content is None and message.get("tool_calls")):
-        shown = "no content" if content is None else f"the content {json.dumps(content, default=str)[:60]}"
-        raise row_error(f"message {number} has {shown}", "", expected)
-    return {name: value for name, value in message.items() if value is not None}
-
-
-def hold_out(tasks: Sequence[Task]) -> tuple[list[Task], list[Task]]:
-    """Return the tasks to train on, and a tenth to evaluate on. Tasks with equal prompts stay together.
-
-    The choice depends on the prompt alone, so that every run holds out the same tasks. If a tenth is less
-    than one task, the task with the smallest hash is held out. A single task is never held out.
-    """
-    hashes = [prompt_hash(task) for task in tasks]
-    chosen = {value for value in hashes if value % _SHARE == 0}
-    if not chosen and len(set(hashes)) > 1:
-        chosen = {min(hashes)}
-    if chosen and chosen == set(hashes):
-        chosen = chosen - {max(chosen)}
-    pairs = list(zip(tasks, hashes, strict=True))
-    return [t for t, value in pairs if value not in chosen], [t for t, value in pairs if value in chosen]
-
-
-def prompt_hash(task: Task) -> int:
-    """Return a hash of the prompt of a task."""
-    text = json.dumps(task.messages, sort_keys=True, ensure_ascii=False)
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
 
 
 def _choose_split(source: str, splits: Mapping[str, Sequence[Row]], wanted: str | None) -> str:

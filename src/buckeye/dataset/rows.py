@@ -8,9 +8,6 @@ import json
 import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import date, datetime, time
-from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +16,7 @@ from buckeye.base.disk import human_bytes
 from buckeye.base.distribution import need
 from buckeye.config.config_files import read_text
 from buckeye.config.problems import closest, suggestion
+from buckeye.dataset.lazy_rows import JoinedRows, ParquetRows, Row, json_lines_rows, json_list_rows
 from buckeye.errors import UsageError
 from buckeye.mcp.tasks.dataset import find_taskset
 
@@ -40,15 +38,7 @@ _WHITE_SPACE = re.compile(r"[ \t\r\n]*")
 _DELIMITERS = ",;\t|"
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """Row of a dataset: its values by column, and its location, such as `prompts.jsonl:3`."""
-
-    values: Mapping[str, Any]
-    at: str
-
-
-def read_splits(source: str) -> dict[str, list[Row]]:
+def read_splits(source: str) -> dict[str, Sequence[Row]]:
     """Return the rows of a file, folder or hub dataset (`ORG/NAME` or `ORG/NAME/SUBSET`), by split.
 
     The name of the file, of its folder, or of a key of a JSON object names the split: `train`, `test` or
@@ -56,11 +46,12 @@ def read_splits(source: str) -> dict[str, list[Row]]:
     """
     path = _locate(source)
     files = _files_of_folder(path) if path.is_dir() else [(TRAIN, path)]
-    splits: dict[str, list[Row]] = {}
+    parts: dict[str, list[Sequence[Row]]] = {}
     for split, file in files:
         for name, rows in _read_file(file).items():
-            splits.setdefault(split if name is None else name, []).extend(rows)
-    if not any(splits.values()):
+            parts.setdefault(split if name is None else name, []).append(rows)
+    splits = {name: rows[0] if len(rows) == 1 else JoinedRows(rows) for name, rows in parts.items()}
+    if not any(map(len, splits.values())):
         raise UsageError(f"{source} has no rows", code="BK-DATA-FORMAT", hint="add rows with prompts")
     return splits
 
@@ -154,8 +145,11 @@ def _is_in_subset(folder: Path, path: Path) -> bool:
     return len(parts) > 1 and parts[0] != "data" and _split_of(Path(parts[0])) is None
 
 
-def _read_file(path: Path) -> dict[str | None, list[Row]]:
-    """Return the rows of a file by split. The split is None if the file does not name it."""
+def _read_file(path: Path) -> dict[str | None, Sequence[Row]]:
+    """Return the rows of a file by split. The split is None if the file does not name it.
+
+    A JSON file with a problem is read again as text, to report its problems.
+    """
     if path.suffix not in SUFFIXES:
         raise UsageError(
             f"{path} is not a file with rows",
@@ -170,7 +164,11 @@ def _read_file(path: Path) -> dict[str | None, list[Row]]:
             hint="use fewer rows",
         )
     if path.suffix == ".parquet":
-        return {None: list(_parquet_rows(path))}
+        return {None: _parquet_rows(path)}
+    if path.suffix in (".jsonl", ".ndjson", ".json"):
+        rows = (json_list_rows(path) if path.suffix == ".json" else None) or json_lines_rows(path)
+        if rows is not None and (path.suffix != ".json" or len(rows) > 1):
+            return {None: rows}
     text = read_text(str(path))
     if not text.strip():
         raise UsageError(f"{path} is empty", code="BK-DATA-FORMAT", hint="add rows with prompts")
@@ -217,7 +215,7 @@ def _object_row(value: Any, at: str) -> Row:
     return Row(value, at)
 
 
-def _json_rows(text: str, path: Path) -> dict[str | None, list[Row]]:
+def _json_rows(text: str, path: Path) -> dict[str | None, Sequence[Row]]:
     """Return the rows of a JSON text by split. The text is a list of rows, a row, or an object of lists."""
     start = _skip(text, 0)
     try:
@@ -234,7 +232,7 @@ def _json_rows(text: str, path: Path) -> dict[str | None, list[Row]]:
     return _rows_of_object(value, path)
 
 
-def _rows_of_object(value: Mapping[str, Any], path: Path) -> dict[str | None, list[Row]]:
+def _rows_of_object(value: Mapping[str, Any], path: Path) -> dict[str | None, Sequence[Row]]:
     """Return the rows of an object with a list of rows per split, or a list of values per column."""
     if not all(isinstance(part, list) for part in value.values()):
         hint = 'write [{"prompt": "..."}, ...]'
@@ -319,7 +317,7 @@ def _check_header(names: Sequence[str], at: str) -> None:
         raise row_error(what, at, "give each column a different name in the first line")
 
 
-def _parquet_rows(path: Path) -> Iterator[Row]:
+def _parquet_rows(path: Path) -> ParquetRows:
     need("pyarrow", "a Parquet file")
     import pyarrow
     import pyarrow.parquet
@@ -332,18 +330,4 @@ def _parquet_rows(path: Path) -> Iterator[Row]:
     binary = [field.name for field in table.schema if "binary" in str(field.type)]
     if binary:
         log.warning("%s: columns with binary data are left out: %s", path, ", ".join(binary))
-    for number, values in enumerate(table.drop_columns(binary).to_pylist(), 1):
-        yield Row({name: _plain(value) for name, value in values.items()}, f"{path}: row {number}")
-
-
-def _plain(value: Any) -> Any:
-    """Convert a value of a Parquet table to a value that JSON can represent."""
-    if isinstance(value, dict):
-        return {str(name): _plain(part) for name, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(part) for part in value]
-    if isinstance(value, datetime | date | time):
-        return value.isoformat()
-    if isinstance(value, Decimal):
-        return float(value)
-    return value if value is None or isinstance(value, str | int | float) else str(value)
+    return ParquetRows(path, table.drop_columns(binary))

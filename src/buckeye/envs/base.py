@@ -74,8 +74,10 @@ class Task:
     data: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if any(isinstance(message, Mapping) and _has_parts(message) for message in self.messages):
-            object.__setattr__(self, "messages", tuple(map(join_text_parts, self.messages)))
+        for message in self.messages:
+            if isinstance(message, Mapping) and _has_parts(message):
+                object.__setattr__(self, "messages", tuple(map(join_text_parts, self.messages)))
+                return
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

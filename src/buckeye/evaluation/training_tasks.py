@@ -8,7 +8,8 @@ from typing import Any
 
 from buckeye.base.storage import read_json
 from buckeye.dataset.environment import NAME as DATASET
-from buckeye.dataset.prompts import load_prompts, prompt_hash
+from buckeye.dataset.prompt_tasks import prompt_hash
+from buckeye.dataset.prompts import load_prompts
 from buckeye.dataset.rows import EVAL, TRAIN
 from buckeye.envs.base import Task
 from buckeye.envs.registry import CALLER, CALLER_FILE

@@ -66,9 +66,10 @@ def _check_environments(
     except BuckeyeError as error:
         yield failed_with("environments", error)
         return
+    open_once = _opens_once(opener)
     for title, settings, name, split in entries:
         try:
-            loaded = _load_tasks(settings, name, split, opener)
+            loaded = _load_tasks(settings, name, split, open_once)
         except BuckeyeError as error:
             yield failed_with(title, error)
         except Exception as error:  # the code of the environment may raise any error
@@ -134,6 +135,19 @@ def _checked_environments(config: RLConfig) -> Iterator[tuple[str, EnvConfig, st
         yield task_check_name(settings), settings, name, TRAIN
     for name, evaluation in zip(environment_names(evaluated), evaluated, strict=True):
         yield f"{task_check_name(evaluation)} to evaluate", evaluation, name, evaluation.split
+
+
+def _opens_once(opener: Opener) -> Opener:
+    """Return an opener that opens equal environments only once: most runs train and evaluate on one."""
+    opened: dict[str, Environment | None] = {}
+
+    def open_once(env_id: str, args: Mapping[str, Any], settings: WorkerSettings) -> Environment | None:
+        key = repr((env_id, args, settings))
+        if key not in opened:
+            opened[key] = opener(env_id, args, settings)
+        return opened[key]
+
+    return open_once
 
 
 def _load_tasks(

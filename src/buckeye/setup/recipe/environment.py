@@ -138,7 +138,7 @@ def dataset_environment(flags: TrainFlags) -> RunEnvironment:
         dataset=flags.dataset,
         tasks=len(tasks),
         held_out=len(prompts.splits.get(_EVAL, ())),
-        prompts=[_text_of(task.messages) for task in tasks],
+        prompts=[_text_of(task.messages) for task in tasks.extremes(_SAMPLE)],
         reply_tokens=_ANSWER_TOKENS,
     )
 
