@@ -47,7 +47,7 @@ def read_with_lock(path: Path, lock: EnvironmentLock | None) -> tuple[list[McpTa
     rows, inferred = [], 0
     for row in read_task_rows(path):
         if lock is not None and isinstance(row.value, dict) and row.value.get("mcp_config") is None:
-            row = TaskRow({**row.value, "mcp_config": gateway_config(lock)}, row.lines, row.error)
+            row = TaskRow({**row.value, "mcp_config": gateway_config(lock)}, row.find_lines, row.error)
             inferred += 1
         rows.append(row)
     tasks = [resolve_files(task, path) for task in parse_tasks(rows, str(path), path.absolute().parent)]

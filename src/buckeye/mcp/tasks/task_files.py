@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -28,14 +29,20 @@ _CALLS = ("setup_tool", "evaluate_tool")
 
 @dataclass(frozen=True, slots=True)
 class TaskRow:
-    """One task in a file, before its validation. `lines` has the line number of each key path in `value`.
+    """One task in a file, before its validation.
 
     `error` is the reason if the task is not valid JSON.
     """
 
     value: Any
-    lines: Mapping[KeyPath, int] = field(default_factory=dict)
+    find_lines: Callable[[], Mapping[KeyPath, int]] = dict
+    """Function that finds the lines. It takes ten times as long as reading, and only errors need it."""
     error: UsageError | None = None
+
+    @property
+    def lines(self) -> Mapping[KeyPath, int]:
+        """Line number of each key path in `value`."""
+        return self.find_lines()
 
     @property
     def name(self) -> str | None:
@@ -171,14 +178,23 @@ def read_task_rows(path: Path) -> list[TaskRow]:
     if path.suffix in (".jsonl", ".ndjson") or _is_json_lines(text):
         return list(_read_line_rows(path, text))
     value = _parse_json(path, text, 1)
-    lines = json_line_numbers(text)
     if not isinstance(value, list):
-        return [TaskRow(value, lines)]
-    task_lines: list[dict[KeyPath, int]] = [{} for _ in value]
-    for key_path, line in lines.items():
+        return [TaskRow(value, lambda: json_line_numbers(text))]
+    lines = cache(lambda: _lines_of_tasks(text, len(value)))
+    return [TaskRow(item, partial(_lines_of_task, lines, number)) for number, item in enumerate(value)]
+
+
+def _lines_of_task(lines: Callable[[], list[dict[KeyPath, int]]], number: int) -> Mapping[KeyPath, int]:
+    return lines()[number]
+
+
+def _lines_of_tasks(text: str, count: int) -> list[dict[KeyPath, int]]:
+    """Return the line number of each key path, for each of the `count` tasks of a JSON list."""
+    lines: list[dict[KeyPath, int]] = [{} for _ in range(count)]
+    for key_path, line in json_line_numbers(text).items():
         if key_path:
-            task_lines[int(key_path[0])][key_path[1:]] = line
-    return [TaskRow(item, item_lines) for item, item_lines in zip(value, task_lines, strict=True)]
+            lines[int(key_path[0])][key_path[1:]] = line
+    return lines
 
 
 def _is_json_lines(text: str) -> bool:
@@ -199,7 +215,7 @@ def _read_line_rows(path: Path, text: str) -> Iterator[TaskRow]:
         except UsageError as error:
             yield TaskRow(None, error=error)
         else:
-            yield TaskRow(value, {(): number})
+            yield TaskRow(value, partial(dict, {(): number}))
 
 
 def _parse_json(path: Path, text: str, first_line: int) -> Any:
