@@ -17,8 +17,10 @@ from tests.mcp.environment.leaks import assert_none_left
 from tests.waiting import wait_for
 
 from buckeye.base.process_guard import MARK_VARIABLE
+from buckeye.mcp.client.session import SessionTimeouts, open_session
 from buckeye.mcp.fork_server.pool import FORK_SERVERS, start_program
 from buckeye.mcp.fork_server.program import Program, python_script
+from buckeye.mcp.tasks.task_schema import StdioServer
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux only")
 
@@ -140,6 +142,43 @@ def test_forked_session_can_wrap_its_streams(installed):
         return await session(here.program(), "wrap")
 
     assert asyncio.run(run()) == ["wrapped"]
+
+
+def test_garbage_collection_in_a_forked_session_closes_no_files(installed):
+    """Objects of the process that forks it may own numbers of files that the session opens again."""
+    here = installed()
+
+    async def run():
+        await settled(here.program())
+        return await session(here.program(), "collect")
+
+    assert asyncio.run(run()) == [["anon_inode:[eventpoll]"] * 8]
+
+
+def test_a_server_that_cannot_be_forked_is_started_normally(installed, caplog):
+    here = installed()
+    raw = Path(__file__).parents[1] / "environment" / "raw_server.py"
+    refuse = (
+        "import os\nimport sys\nimport widgets\nif widgets.IMPORTED_BY != os.getpid(): sys.exit('forked')\n"
+    )
+    (here.site / "my_server.py").write_text(
+        f"{refuse}\nimport runpy\ndef main():\n    runpy.run_path({str(raw)!r}, run_name='__main__')\n"
+    )
+    server = StdioServer(command=str(here.script), args=[])
+
+    async def said():
+        async with open_session("board", server, timeouts=SessionTimeouts(start=60.0, call=60.0)) as session:
+            return (await session.call("act", {"text": "hello"})).text
+
+    async def run():
+        first = await said()
+        (parent,) = FORK_SERVERS.values()
+        await asyncio.to_thread(wait_for, parent.is_ready, "a parent")
+        return [first, await said(), await said()]
+
+    with caplog.at_level("WARNING"):
+        assert asyncio.run(run()) == ["You said hello."] * 3
+    assert len([record for record in caplog.records if "not forked" in record.message]) == 1
 
 
 def test_variables_of_session_are_not_in_memory_of_others(installed):

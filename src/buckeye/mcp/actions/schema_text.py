@@ -219,7 +219,7 @@ def _example_of_type(kind: Any, schema: Schema, root: Schema, depth: int) -> Any
     if kind == "null":
         return None
     if kind == "array":
-        return [_example(schema.get("items"), root, depth + 1) for _ in range(_count(schema, "minItems"))]
+        return _example_list(schema, root, depth)
     if kind == "object":
         known = schema.get("properties") or {}
         return {name: _example(known.get(name), root, depth + 1) for name in schema.get("required") or ()}
@@ -228,6 +228,17 @@ def _example_of_type(kind: Any, schema: Schema, root: Schema, depth: int) -> Any
     if "pattern" in schema:
         raise NoExampleError("the text must match a pattern")
     return _PLACEHOLDERS.get(str(schema.get("format")), "." * max(3, _count(schema, "minLength")))
+
+
+def _example_list(schema: Schema, root: Schema, depth: int) -> list[Any]:
+    """Return a list with one item, because tools often refuse empty lists, or with the required number."""
+    items, least = schema.get("items"), _count(schema, "minItems")
+    try:
+        return [_example(items, root, depth + 1) for _ in range(least or (1 if items else 0))]
+    except NoExampleError:
+        if least:
+            raise
+        return []
 
 
 def _count(schema: Schema, key: str) -> int:

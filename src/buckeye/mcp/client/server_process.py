@@ -38,7 +38,10 @@ _LOCATIONS = re.compile(
     re.MULTILINE,
 )
 """Traceback lines that give the location of an error, not the error itself."""
-_NEEDS_MCP_1 = re.compile(r"'Server' object has no attribute")
+_NEEDS_MCP_1 = re.compile(
+    r"'Server' object has no attribute|cannot import name '\w+' from 'mcp[.']|No module named 'mcp\."
+)
+"""Errors of a server for version 1 of the library mcp with version 2."""
 
 
 class ServerProcess:

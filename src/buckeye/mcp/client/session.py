@@ -45,7 +45,7 @@ from buckeye.mcp.client.http_transport import (
 )
 from buckeye.mcp.client.message_streams import open_stdio_streams
 from buckeye.mcp.client.server_process import ServerProcess
-from buckeye.mcp.fork_server.pool import start_program
+from buckeye.mcp.fork_server.pool import start_program, stop_forking_after
 from buckeye.mcp.fork_server.program import Program
 from buckeye.mcp.gateway.settings import API_KEY_VARIABLE
 from buckeye.mcp.tasks.task_schema import HttpServer, StdioServer
@@ -282,7 +282,18 @@ class McpSession:
                 yield streamable_http_client(server.url, http_client=client)
 
     async def open(self) -> asyncio.Task[None]:
-        """Connect, and return the task that holds the connection. Raises McpEnvironmentError."""
+        """Connect, and return the task that holds the connection. Raises McpEnvironmentError.
+
+        If a forked server does not start, start it normally: not every program can be forked.
+        """
+        try:
+            return await self._open()
+        except StartError as error:
+            if self._process is None or not stop_forking_after(self._process, error):
+                raise
+            return await self._open()
+
+    async def _open(self) -> asyncio.Task[None]:
         ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         owner, seconds = asyncio.create_task(self._run(ready)), self._timeouts.start
         try:

@@ -10,9 +10,11 @@ import subprocess
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from weakref import WeakKeyDictionary
 
 from buckeye.base.process import ChildProcess, clean_environment
 from buckeye.base.process_guard import GUARD, MARK_VARIABLE
+from buckeye.errors import BuckeyeError
 from buckeye.mcp.client.server_process import ServerProcess
 from buckeye.mcp.fork_server.forked_process import ForkedProcess, ForkError, fork_session
 from buckeye.mcp.fork_server.program import Program, PythonScript, python_script
@@ -25,6 +27,8 @@ _SEND_SECONDS, _EXIT_SECONDS = 5.0, 1.0
 _MAX_SERVERS = 8
 
 FORK_SERVERS: dict[PythonScript, ForkServer] = {}
+_PARENTS: WeakKeyDictionary[ServerProcess, ForkServer] = WeakKeyDictionary()
+"""Fork server of each forked process."""
 START_COUNTS: Counter[str] = Counter()
 """The key `forked` counts the sessions that fork servers of this process have forked."""
 
@@ -56,7 +60,7 @@ class ForkServer:
             with contextlib.suppress(BlockingIOError):
                 self._answer = self._control.recv(4096).decode(errors="replace") or "the fork server exited"
                 if not self._answer.isdigit():
-                    self._stop_forking(self._answer)
+                    self._stop_forking_at_exit(self._answer)
                     return False
                 self._control.settimeout(_SEND_SECONDS)
                 log.info(
@@ -75,17 +79,19 @@ class ForkServer:
         try:
             return await fork_session(self._control, spec)
         except ForkError as error:
-            self._stop_forking(str(error))
+            self._stop_forking_at_exit(str(error))
             raise
 
-    def _stop_forking(self, reason: str) -> None:
-        """Fork no more sessions, and log the reason. Running sessions continue."""
-        self._answer = reason
+    def _stop_forking_at_exit(self, reason: str) -> None:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_EXIT_SECONDS)
-        log.info(
-            "Sessions of %s start slower, because they are not forked: %s", self._script.path.name, reason
-        )
+        self.stop_forking(reason)
+
+    def stop_forking(self, reason: str, *, level: int = logging.INFO) -> None:
+        """Fork no more sessions, and log the reason. Running sessions continue."""
+        self._answer = reason
+        name = self._script.path.name
+        log.log(level, "Sessions of %s start slower, because they are not forked: %s", name, reason)
 
 
 async def start_program(program: Program, *, name: str, preload: bool) -> ServerProcess:
@@ -102,9 +108,23 @@ async def start_program(program: Program, *, name: str, preload: bool) -> Server
         with contextlib.suppress(ForkError):  # `fork` has logged the reason
             forked = await parent.fork(program)
             START_COUNTS["forked"] += 1
-            return ServerProcess(forked, name, forked.close, mark=mark)
+            process = ServerProcess(forked, name, forked.close, mark=mark)
+            _PARENTS[process] = parent
+            return process
     argv, env = start_command(program)
     return await ServerProcess.start(argv, env=env, name=name, cwd=program.cwd, mark=mark)
+
+
+def stop_forking_after(process: ServerProcess, error: BuckeyeError) -> bool:
+    """Fork no more sessions of a program whose forked `process` failed to start.
+
+    Return False if the process was not forked.
+    """
+    if (parent := _PARENTS.get(process)) is None:
+        return False
+    if parent.is_ready():
+        parent.stop_forking(f"a forked session did not start: {error.message}", level=logging.WARNING)
+    return True
 
 
 def _find_fork_server(program: Program) -> ForkServer | None:

@@ -146,6 +146,9 @@ def _fork_sessions(control: socket.socket) -> dict[str, Any]:
                 os._exit(0)
             child = os.fork()
             if child == 0:
+                # otherwise the next garbage collection closes their numbers, which are other files then
+                selector.close()
+                control.detach()
                 return _begin_session(files, parent)
             selector.register(os.pidfd_open(child), selectors.EVENT_READ, (child, files.pop()))
             for file in files:
