@@ -99,6 +99,15 @@ def test_a_person_is_shown_the_prompt_the_results_and_the_reward(greetings, type
     assert "\x1b" not in out  # text of others must not control the terminal
 
 
+def test_a_misspelled_call_is_not_sent_unless_it_is_typed_again(greetings, typed):
+    typed("gret(who='ann')", "greet(who='ann'", "greet(who='ann')", "f(x)", "f(x)")
+    out = play(greetings, "greetings.py").stdout
+    assert out.count("Did you mean greet?") == 1
+    assert out.count("no closing parenthesis") == 1
+    assert "Hello" in out
+    assert "reward 1.0000" in out
+
+
 def test_the_end_of_the_input_is_130_and_keeps_what_was_played_before(greetings, typed):
     typed("greet('ann')", "done", "greet('bob')")
     play(greetings, "greetings.py", "-n", "2", "--save", "chats.jsonl", code=130)

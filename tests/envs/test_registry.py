@@ -5,11 +5,12 @@ import logging
 import sys
 import textwrap
 from importlib import metadata
+from types import SimpleNamespace
 
 import pytest
 
 from buckeye.envs import registry
-from buckeye.envs.base import Environment, Reply
+from buckeye.envs.base import Environment, Reply, split_names
 from buckeye.envs.registry import EnvironmentId
 from buckeye.errors import EnvironmentNotFoundError, UsageError
 from buckeye.mcp.environment import is_mcp
@@ -244,3 +245,10 @@ def test_file_of_an_environment_imports_its_neighbors(tmp_path, monkeypatch, ref
     assert caught.value.code == "BK-PACKAGE-MISSING"
     assert caught.value.at == f"{tmp_path / 'broken_toy.py'}:1"
     assert str(tmp_path) in caught.value.message
+
+
+def test_tasks_that_are_not_a_list_are_an_error_of_the_environment(refusal):
+    environment = SimpleNamespace(name="lights", tasks=lambda split: None)
+    with refusal(UsageError) as caught:
+        split_names(environment)
+    assert caught.value.code == "BK-ENV-TASKS"

@@ -342,6 +342,13 @@ def split_names(environment: Environment) -> tuple[str, ...]:
 
 def _has_tasks(environment: Environment, name: str) -> bool:
     try:
-        return len(environment.tasks(name)) > 0
+        tasks = environment.tasks(name)
     except KeyError:
         return False
+    if not hasattr(tasks, "__len__") or not hasattr(tasks, "__getitem__"):
+        raise UsageError(
+            f"`tasks({name!r})` of {environment.name} returned an object of type {type(tasks).__name__}",
+            code="BK-ENV-TASKS",
+            hint="return a list of tasks",
+        )
+    return len(tasks) > 0

@@ -5,15 +5,17 @@ from __future__ import annotations
 import ast
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from buckeye.base.json_lines import printable
+from buckeye.config.problems import closest, did_you_mean
 from buckeye.envs.base import Message, Reply, Tool
 from buckeye.evaluation.env_play.random_policy import make_call_reply
 
 HELP = "Type a call, such as name(argument=value), or text. `?` lists the tools, Ctrl-D exits."
 _CALL = re.compile(r"([\w./-]+)\((.*)\)", re.DOTALL)
+_BEGIN_OF_CALL = re.compile(r"([\w./-]+)\(")
 _CONSTANTS = {"true": True, "false": False, "null": None}
 
 
@@ -35,7 +37,7 @@ class HumanPolicy:
         functions = {tool["function"]["name"]: tool["function"] for tool in tools or self._tools}
         if not self._help_shown and sys.stdin.isatty():
             self._show(HELP)
-        self._help_shown = True
+        self._help_shown, refused = True, ""
         while True:
             line = _read_typed()
             if line == "?":
@@ -43,7 +45,10 @@ class HumanPolicy:
                 continue
             match = _CALL.fullmatch(line)
             if match is None or match[1] not in functions:
-                if line:
+                if line != refused and (problem := _problem_of_call(line, functions)) is not None:
+                    self._show(f"{problem} `?` lists the tools. Type the line again to send it as text.")
+                    refused = line
+                elif line:
                     return Reply(text=line, finish_reason="stop", message=_assistant_message(line))
                 continue
             if not tools:
@@ -53,6 +58,16 @@ class HumanPolicy:
                 return make_call_reply(match[1], read_arguments(match[2], functions[match[1]]), form="")
             except ValueError as error:
                 self._show(f"{error}. Write {match[1]}(argument=value)")
+
+
+def _problem_of_call(line: str, names: Collection[str]) -> str | None:
+    """Return why a line that looks like a call is not a call of a tool; None for other text."""
+    begin = _BEGIN_OF_CALL.match(line)
+    if begin is None or not names:
+        return None
+    if begin[1] not in names:
+        return f"No tool {begin[1]}.{did_you_mean(closest(begin[1], names, count=1))}"
+    return None if ")" in line else "The call has no closing parenthesis."
 
 
 def read_arguments(text: str, function: Mapping[str, Any]) -> dict[str, Any]:
