@@ -9,6 +9,7 @@ from hypothesis import given
 from buckeye.launch.progress import Progress
 from tests.monitor.test_metrics import counted_by_hand, record, runs, written
 from tests.run.made_runs import write_metrics
+from tests.run.preflight.test_forecast import SECOND, measured
 
 
 class Terminal(io.StringIO):
@@ -111,6 +112,17 @@ def test_remaining_time_follows_recent_steps(tmp_path, monkeypatch):
         progress.update("")
     # 10 s for the second step, 30 s for two; the first is not counted, because it includes the start
     assert stream.getvalue().splitlines() == ["Step 1/10", "Step 2/10 | 80 s left", "Step 3/10 | 2 min left"]
+
+
+def test_remaining_time_is_that_of_the_corrected_forecast(tmp_path):
+    """The steps after the first took 2 and 4 times the forecast second, and 1 s each outside of it."""
+    stream = io.StringIO()
+    progress = Progress(tmp_path / "metrics.jsonl", max_steps=13, forecast=SECOND, stream=stream)
+    for step, seconds in enumerate((50.0, 2.0, 4.0)):
+        trained = measured(seconds, seconds + 1, 1000, 1.0)
+        write_metrics(tmp_path, ("orchestrator", step, 0, {}), ("trainer", step, 0, trained))
+    progress.update("")
+    assert stream.getvalue().splitlines()[-1] == "Step 3/13 | 40 s left"
 
 
 def test_first_trained_steps_exclude_steps_without_tokens(tmp_path):

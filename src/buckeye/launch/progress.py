@@ -11,7 +11,12 @@ from pathlib import Path
 from typing import TextIO
 
 from buckeye.base.storage import step_directories
-from buckeye.launch.preflight.trainer_forecast import MEASURED_STEPS
+from buckeye.launch.preflight.trainer_forecast import (
+    MEASURED_STEPS,
+    RefinedForecast,
+    TrainerForecast,
+    refine,
+)
 from buckeye.monitor.metrics import MetricsTail, Record, RunMetrics, StepMetrics
 
 _SHOWN_METRICS = {
@@ -21,19 +26,33 @@ _SHOWN_METRICS = {
     "orchestrator/batch/off_policy_level/max": "staleness {:.0f}",
 }
 """Metrics that the line of a step shows, with their formats."""
+_MEASURED = 20  # number of the last steps that the remaining time depends on
 
 
 class Progress:
-    """Prints the progress of a run: one live line on a terminal, one line per step otherwise."""
+    """Prints the progress of a run: one live line on a terminal, one line per step otherwise.
 
-    def __init__(self, metrics: Path, *, max_steps: int | None, stream: TextIO | None = None) -> None:
+    The remaining time is that of the `forecast`, corrected by the last measured steps. Without a forecast, or
+    before the third step, it follows the times between steps.
+    """
+
+    def __init__(
+        self,
+        metrics: Path,
+        *,
+        max_steps: int | None,
+        forecast: TrainerForecast | None = None,
+        stream: TextIO | None = None,
+    ) -> None:
         self._stream = stream or sys.stdout
         self._live = self._stream.isatty()
         self._tail = MetricsTail(metrics)
         self._metrics = RunMetrics()
         self._max_steps = max_steps
+        self._forecast = forecast
+        self._measured: deque[Record] = deque(maxlen=_MEASURED)  # without the first step, the warm-up
         self._newest: StepMetrics | None = None
-        self._step_times: deque[float] = deque(maxlen=20)
+        self._step_times: deque[float] = deque(maxlen=_MEASURED)
         self._started = time.monotonic()
         self._shown = ""
         self.step = 0
@@ -55,8 +74,8 @@ class Progress:
             if record["process"] == "trainer":
                 self.step = record["step"] + 1
                 self.trained += 1
-                if len(self.first_trained) < MEASURED_STEPS and record.get("tokens_computed"):
-                    self.first_trained.append(record)
+                if record.get("tokens_computed"):
+                    self._add_measured(record)
                 self._step_times.append(time.monotonic())
         for step in self._metrics.take(rest=ended):
             if step.trained is not None:
@@ -67,6 +86,22 @@ class Progress:
             elapsed = human_duration(time.monotonic() - self._started)
             text = self._line(self._newest) if self._newest is not None else waiting_for
             self._print(f"\r\x1b[2K{elapsed} | {text}"[: 4 + _columns()])
+
+    def _add_measured(self, record: Record) -> None:
+        if self.first_trained:
+            self._measured.append(record)
+        if len(self.first_trained) < MEASURED_STEPS:
+            self.first_trained.append(record)
+
+    def _time_left(self) -> str:
+        """Return the time of the steps left as text, or "" if their number or speed is unknown."""
+        if self._max_steps is None or len(self._step_times) < 2:
+            return ""
+        steps = self._max_steps - self.step
+        if self._forecast is not None and len(self.first_trained) == MEASURED_STEPS:
+            return f"{human_duration(refine(self._forecast, self._measured).seconds_left(steps)[1])} left"
+        per_step = (self._step_times[-1] - self._step_times[0]) / (len(self._step_times) - 1)
+        return f"{human_duration(per_step * steps)} left"
 
     def print_lines(self, lines: Sequence[str]) -> None:
         """Print lines above the live line."""
@@ -94,10 +129,15 @@ class Progress:
             value = step.value(name)
             if value is not None:
                 parts.append(template.format(value))
-        if self._max_steps is not None and len(self._step_times) > 1:
-            per_step = (self._step_times[-1] - self._step_times[0]) / (len(self._step_times) - 1)
-            parts.append(f"{human_duration(per_step * (self._max_steps - self.step))} left")
+        if left := self._time_left():
+            parts.append(left)
         return " | ".join(parts)
+
+
+def describe_time_left(rest: RefinedForecast, steps: int) -> str:
+    """Return the time of the `steps` left as text, with its range."""
+    low, middle, high = map(human_duration, rest.seconds_left(steps))
+    return f"{middle} ({low} to {high}) left for {steps} {'step' if steps == 1 else 'steps'}"
 
 
 def _columns() -> int:

@@ -29,7 +29,7 @@ from buckeye.launch.preflight.model import check_tokenizer, fetch_model
 from buckeye.launch.preflight.ports import Ports
 from buckeye.launch.preflight.trainer_forecast import MEASURED_STEPS, TrainerForecast, compare
 from buckeye.launch.processes import TERM_GRACE_SECONDS, AttemptOrigin, Child, Processes, write_role_configs
-from buckeye.launch.progress import Progress, describe_weights, human_duration
+from buckeye.launch.progress import Progress, describe_time_left, describe_weights, human_duration
 from buckeye.launch.recorder import Recorder
 from buckeye.launch.resume import (
     RunOrigin,
@@ -45,7 +45,7 @@ from buckeye.launch.uploads import open_uploads
 from buckeye.launch.worker_hosts import plan_environment_processes
 from buckeye.monitor.learning_findings import explain_no_learning, outcome_of
 from buckeye.monitor.log import run_log, setup_logging
-from buckeye.monitor.metrics import Record, StepMetrics, read_run_metrics
+from buckeye.monitor.metrics import StepMetrics, read_run_metrics
 from buckeye.monitor.rollouts import read_rollouts, rollout_lines, rollout_steps
 from buckeye.monitor.tracker_threads import check_trackers, log_to_trackers
 from buckeye.monitor.verdicts import training_log_level
@@ -262,11 +262,12 @@ def _run(
     shared = _run_environment(config)
     processes = Processes(config.output_dir, {**shared, **env}, nodes=launch.nodes.hosts, shared_env=shared)
     processes.set_attempt(identity)
-    progress = Progress(config.output_dir / "metrics.jsonl", max_steps=config.trainer.max_steps)
+    forecast = forecast_run(config, launch.model_path, gpus() if plan.on_gpu else [])
+    progress = Progress(
+        config.output_dir / "metrics.jsonl", max_steps=config.trainer.max_steps, forecast=forecast
+    )
     warnings = ChildWarnings(run_log(config.output_dir), own_process=LAUNCHER)
     supervisor = Supervisor(launch, plan, processes, recorder)
-    present = gpus() if plan.on_gpu else []
-    forecast = forecast_run(config, launch.model_path, present)
     shows_first = identity.attempt == 1 and config.orchestrator.rollouts.show_first
     try:
         supervisor.start()
@@ -279,7 +280,7 @@ def _run(
             progress.update("starting: waiting for the first step (details in logs/)")
             if forecast is not None and len(progress.first_trained) == MEASURED_STEPS:
                 progress.clear()
-                _compare_forecast(forecast, progress.first_trained, recorder)
+                _compare_forecast(forecast, progress, config.trainer.max_steps, recorder)
                 forecast = None
             if supervisor.tick(step=progress.step, trained=progress.trained):
                 progress.update("", ended=True)
@@ -306,10 +307,14 @@ def _run(
     return 0
 
 
-def _compare_forecast(forecast: TrainerForecast, steps: Sequence[Record], recorder: Recorder) -> None:
-    """Log and record the forecast of the first steps, next to what happened."""
-    comparison = compare(forecast, steps)
-    for line in comparison.lines:
+def _compare_forecast(
+    forecast: TrainerForecast, progress: Progress, max_steps: int | None, recorder: Recorder
+) -> None:
+    """Log and record the forecast of the first steps, what happened, and the corrected forecast."""
+    comparison = compare(forecast, progress.first_trained)
+    steps = 0 if max_steps is None else max_steps - progress.step
+    left = f", {describe_time_left(comparison.rest, steps)}" if steps > 0 else ""
+    for line in (*comparison.lines[:-1], comparison.lines[-1] + left):
         log.info("%s", line)
     recorder.note("forecast", **comparison.values)
 

@@ -15,8 +15,16 @@ from buckeye.launch.preflight.forecast import (
     step_seconds,
     step_work,
 )
+from buckeye.launch.preflight.memory_plan import trainer_load
 from buckeye.launch.preflight.model import parse_shape
-from buckeye.launch.preflight.trainer_forecast import check_forecast, compare, forecast_trainer
+from buckeye.launch.preflight.trainer_forecast import (
+    TrainerForecast,
+    check_forecast,
+    compare,
+    forecast_trainer,
+    refine,
+)
+from buckeye.launch.progress import describe_time_left
 from tests.run.preflight.test_memory import GB, TOY, TOY_PARAMETERS, config, on_cpu, on_gpus
 
 SHAPE = parse_shape(TOY)
@@ -113,14 +121,82 @@ def test_forecast_of_a_run_names_ranges_and_upper_bound():
     )
 
 
+def test_work_of_several_updates():
+    """Two epochs in three mini-batches each: twice the tokens, and six updates of 171 tokens or fewer."""
+    load = replace(LOAD, tokens=2 * 512, updates=6)
+    work, once = step_work(load, SLOW), step_work(LOAD, SLOW)
+    assert work["matmul"] == pytest.approx(2 * once["matmul"])
+    assert work["optimizer"] == pytest.approx(6 * (12 + 16) * TOY_PARAMETERS / 1e6)
+    costs = Costs(matmul=0, attention=0, activations=0, optimizer=0, published=0, launches=1.0)
+    assert step_seconds(load, SLOW, costs) == pytest.approx(4 * 6 * 2 * 3)  # layers, updates, rows, passes
+    # an update of 512 / 4 tokens is a single row, so gradients reuse the memory of activations
+    assert peak_bytes(replace(load, updates=8)) == peak_bytes(replace(LOAD, tokens=128))
+
+
+def test_load_counts_epochs_and_mini_batches():
+    """8 rollouts in 4 groups make at most 4 mini-batches."""
+    given = config("--seq-len", "128", "--orchestrator.rollouts-per-example", "2")
+    several = config(
+        *("--seq-len", "128", "--orchestrator.rollouts-per-example", "2"),
+        *("--trainer.mini-batches", "6", "--trainer.epochs-per-batch", "3"),
+    )
+    once, load = trainer_load(given, SHAPE, on_cpu()), trainer_load(several, SHAPE, on_cpu())
+    assert (once.tokens, once.updates) == (8 * 128, 1)
+    assert (load.tokens, load.updates) == (3 * 8 * 128, 3 * 4)
+    check = check_forecast(forecast_trainer(several, SHAPE, on_cpu(), threads=1))
+    assert check.seen.startswith("trainer, at most 3,072 tokens in 12 updates a step: ")
+
+
+def measured(seconds, total, tokens, gib):
+    return {
+        "seconds": seconds,
+        "time/total": total,
+        "tokens": tokens,
+        "tokens_computed": tokens,
+        "samples": tokens / 64,
+        "updates": 1,
+        "peak_memory_gib": gib,
+    }
+
+
 def test_comparison_uses_the_tokens_of_the_median_step():
     forecast = forecast_trainer(config("--seq-len", "256"), SHAPE, on_cpu(), threads=1)
     steps = [
-        {"seconds": s, "tokens": 512.0, "tokens_computed": 400.0, "samples": 8.0, "peak_memory_gib": g}
-        for s, g in ((9.0, 1.0), (2.0, 1.5), (3.0, 1.4))
+        {**measured(s, s + 1.0, 512.0, g), "tokens_computed": 400.0}
+        for s, g in ((9, 1.0), (2, 1.5), (3, 1.4))
     ]
     comparison = compare(forecast, steps)
     assert (comparison.seconds, comparison.gib) == (3.0, 1.5)
     assert (comparison.forecast.load.tokens, comparison.forecast.load.length) == (400, 64)
     assert comparison.lines[1].startswith("Measured in 3 steps: 3 s a step (+")
     assert comparison.values["measured_gib"] == 1.5
+    assert comparison.values["rest_seconds"] == 2.5  # without the first step, the warm-up
+
+
+# one second for 1,000 tokens; nothing else takes time
+SECOND = TrainerForecast(
+    load=replace(LOAD, row=1024),
+    memory=2 * 2**30,
+    speed=GpuSpeed(flops=6.0 * TOY_PARAMETERS * 1000, bandwidth=1e30),
+    costs=Costs(matmul=1, attention=0, activations=0, optimizer=0, published=0, launches=0),
+)
+
+
+def test_refined_forecast_has_the_median_factor_and_its_spread():
+    """Steps of 1, 2 and 4 forecast seconds took 2, 3 and 12: factors 2, 1.5 and 3."""
+    steps = [measured(2, 3, 1000, 1.0), measured(3, 3.5, 2000, 1.0), measured(12, 14, 4000, 3.0)]
+    rest = refine(SECOND, steps)
+    assert rest.factors == pytest.approx((1.5, 2.0, 3.0))
+    assert rest.seconds == pytest.approx((3.0, 4.0, 6.0))  # of the median step with 2,000 tokens
+    assert rest.other_seconds == 1.0  # median of 1, 0.5 and 2
+    assert rest.seconds_left(10) == pytest.approx((40.0, 50.0, 70.0))
+    assert rest.gib == pytest.approx((3.0, 3.0, 3.3))  # a row was full, so the peak is that of the rest
+    assert rest.text == ("4 s (3 to 6) a step, 500 tokens/s (333 to 667), peak memory 3 GiB (3 to 3.3)")
+    assert describe_time_left(rest, 10) == "50 s (40 s to 70 s) left for 10 steps"
+
+
+def test_refined_memory_is_that_of_the_forecast_until_a_row_is_full():
+    assert refine(SECOND, [measured(1, 1, 1000, 1.0)]).gib == pytest.approx((1.0, 2.0, 2.2))
+    rest = refine(SECOND, [measured(1, 1, 1024, 1.0)])
+    assert rest.factors == pytest.approx((1.024**-1 / 1.1, 1.024**-1, 1.024**-1 * 1.1))
+    assert rest.gib == pytest.approx((1.0, 1.0, 1.1))

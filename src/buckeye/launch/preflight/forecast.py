@@ -79,7 +79,9 @@ class Part:
 class TrainerLoad:
     """Work and memory use of one step of a trainer.
 
-    - `tokens`: tokens of a step of all ranks, in samples of `length`, and in micro-batches of `row`
+    - `tokens`: tokens of a step of all ranks, in samples of `length`, and in micro-batches of `row`; each
+      epoch on the batch counts
+    - `updates`: optimizer updates of a step
     - `moments`: bytes of the optimizer state
     - `shards`: parts into which weights, gradients and optimizer state are divided
     - `adapter`: parameters of an adapter, or 0 if all weights are trained; `adapted`: its matrices in a layer
@@ -96,6 +98,7 @@ class TrainerLoad:
     tokens: int
     row: int
     length: int
+    updates: int = 1
     optimizer: str = "adamw"
     moments: int
     ranks: int = 1
@@ -120,8 +123,8 @@ class TrainerLoad:
 
     @property
     def micro_batches(self) -> int:
-        """Number of micro-batches of a rank in a step."""
-        return max(1, math.ceil(self.tokens / self.ranks / self.row))
+        """Number of micro-batches of a rank in an update."""
+        return max(1, math.ceil(self.tokens / self.updates / self.ranks / self.row))
 
 
 # --- memory ---
@@ -246,7 +249,7 @@ def step_work(load: TrainerLoad, speed: GpuSpeed) -> dict[str, float]:
         "activations": moved * shape.layers * values,
         "routing": 0.0 if speed.grouped else moved * routed,
         "adapter": float(shape.layers * load.adapted * tokens),
-        "optimizer": (12 * load.trained + 2 * load.moments) / load.shards / speed.bandwidth,
+        "optimizer": load.updates * (12 * load.trained + 2 * load.moments) / load.shards / speed.bandwidth,
     }
 
 
@@ -260,7 +263,7 @@ def step_seconds(load: TrainerLoad, speed: GpuSpeed, costs: Costs = GPU_COSTS) -
     """Return the seconds of a step, without the time to publish weights."""
     device = sum(amount * getattr(costs, name) for name, amount in step_work(load, speed).items())
     again = load.recomputed / load.shape.layers
-    passes = load.shape.layers * load.micro_batches * (3 + 2 * again)
+    passes = load.shape.layers * load.updates * load.micro_batches * (3 + 2 * again)
     host = passes * costs.launches * (costs.adapter_launches if load.adapter else 1)
     return max(device, host)
 

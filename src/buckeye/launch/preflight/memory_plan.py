@@ -1,7 +1,7 @@
 """Estimate the memory that each process of a run needs, from the sizes of the model and the settings.
 
 Most amounts are computed from the shapes of tensors. The memory of the program and of libraries was measured.
-docs/how-to/check-a-run.md has the formulas.
+docs/how-to/check-a-run.md has the formulas of the largest parts.
 """
 
 from __future__ import annotations
@@ -117,12 +117,14 @@ def trainer_load(config: RLConfig, shape: ModelShape, hardware: Hardware) -> Tra
     if model.ac is not None or model.ac_offloading is not None:
         recomputed = shape.layers // (model.ac.freq if model.ac is not None else 1)
     adapter = 0 if lora is None else shape.adapter(lora)
-    length = min(config.orchestrator.seq_len, trainer.seq_len)
+    length, rollouts = min(config.orchestrator.seq_len, trainer.seq_len), config.orchestrator.batch_size
+    groups = max(1, rollouts // config.orchestrator.rollouts_per_example)
     return TrainerLoad(
         shape=shape,
-        tokens=config.orchestrator.batch_size * length,
+        tokens=trainer.epochs_per_batch * rollouts * length,
         row=trainer.seq_len,
         length=length,
+        updates=trainer.epochs_per_batch * min(trainer.mini_batches, groups),
         optimizer=trainer.optim.type,
         moments=_moments(trainer, shape, adapter or shape.parameters),
         ranks=config.trainer_ranks,
