@@ -93,3 +93,11 @@ def test_tasks_of_an_agent_are_searched_next_to_the_file(folder):
     args = {"tasks": "prompts.jsonl", "eval_tasks": "here.jsonl", "path": "prompts.jsonl"}
     ((_, found),) = environments(folder, [{"id": "agent", "args": args}])
     assert found == {"tasks": "conf/prompts.jsonl", "eval_tasks": "here.jsonl", "path": "prompts.jsonl"}
+
+
+@pytest.mark.parametrize("section", ["trainer", ""])
+def test_chats_of_a_trainer_are_searched_next_to_the_configuration(folder, section):
+    value = {"supervised": {"path": "prompts.jsonl"}}
+    (folder / "run.json").write_text(json.dumps({section: value} if section else value))
+    words = ["@", "conf/run.json"] if section else ["--trainer", "@", "conf/run.json", "--orchestrator"]
+    assert str(load_config(RLConfig, words).trainer.supervised.path) == "conf/prompts.jsonl"

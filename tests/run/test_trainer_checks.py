@@ -35,13 +35,34 @@ CUSTOM = "--trainer.loss.type custom --trainer.loss.import-path"
         f"{CUSTOM} json.decoder:f",
         "--orchestrator.advantage.type custom --orchestrator.advantage.import-path no/own.py:f",
         "--trainer.loss.kl-coef 0.1 --trainer.loss.reference-model ./gone",
+        "--trainer.supervised.path gone.jsonl",
         f"{LORA} q_proj,query",
         f"{LORA} embed_tokens",
     ],
-    ids=["no file", "no module", "no function", "advantage", "reference", "unknown layer", "embeddings"],
+    ids=[
+        "no file",
+        "no module",
+        "no function",
+        "advantage",
+        "reference",
+        "no chats",
+        "unknown layer",
+        "embeddings",
+    ],
 )
 def test_trainer_warnings_report_invalid_settings(tiny_model, words, wording):
     assert warned(words, tiny_model) == wording
+
+
+def test_chats_that_are_invalid_are_reported(tiny_model, tmp_path):
+    chats, flag = tmp_path / "chats.jsonl", "--trainer.supervised.path"
+    chats.write_text('{"messages": [{"role": "user", "content": "?"}]}\n')
+    (warning,) = warned(f"{flag} {chats}", tiny_model)
+    assert warning.startswith("trainer.supervised.path: no assistant message")
+    chats.write_text(
+        '{"messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]}\n'
+    )
+    assert warned(f"{flag} {chats}", tiny_model) == []
 
 
 def test_trainer_warnings_are_empty_for_valid_settings(tiny_model, tmp_path):

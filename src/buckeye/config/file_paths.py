@@ -17,7 +17,7 @@ _ARGUMENTS: Mapping[str, tuple[str, ...]] = {
 }
 """Arguments of Buckeye's own environments that name files. The argument `reward` may also name a file."""
 _DATA = ("path", "val_path")
-"""Files of supervised fine-tuning, in its section `data`."""
+"""Files of conversations, in the section `data` of `buckeye sft` and in `supervised` of a trainer."""
 
 
 def resolve_file_paths(values: dict[str, Any], file: Path) -> None:
@@ -40,9 +40,11 @@ def resolve_file_paths(values: dict[str, Any], file: Path) -> None:
                     args[name] = _located(args[name], folder)
             if "reward" in args:
                 args["reward"] = _located_rewards(args["reward"], folder)
-    data = values.get("data")
-    if isinstance(data, dict):
-        data |= {name: _located(data[name], folder) for name in _DATA if isinstance(data.get(name), str)}
+    trainer = values.get("trainer")
+    tables = [values, trainer] if isinstance(trainer, dict) else [values]
+    for data in (table.get(section) for table in tables for section in ("data", "supervised")):
+        if isinstance(data, dict):
+            data |= {name: _located(data[name], folder) for name in _DATA if isinstance(data.get(name), str)}
 
 
 def _environments(values: Any) -> Iterator[dict[str, Any]]:

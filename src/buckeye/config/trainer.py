@@ -275,6 +275,19 @@ class TrainedBatchesConfig(BaseConfig):
         return self
 
 
+class SupervisedConfig(BaseConfig):
+    """Conversations that every update also trains on, with cross-entropy on the tokens of the assistant."""
+
+    path: Path
+    """File of conversations: JSON lines as of `buckeye sft`. Conversations above seq_len are dropped."""
+    batch_size: PositiveInt = 8
+    """Number of conversations per update."""
+    coef: PositiveFloat = 0.1
+    """Weight of their mean negative log-prob per trained token, which is added to the loss."""
+    seed: int = 0
+    """Seed of the order of conversations."""
+
+
 class TrainingConfig(BaseConfig):
     """Settings of the trainer that reinforcement learning and fine-tuning share."""
 
@@ -312,6 +325,8 @@ class TrainerConfig(TrainingConfig):
 
     loss: LossConfig = MaskedRatioLossConfig()
     """Policy-gradient loss."""
+    supervised: SupervisedConfig | None = None
+    """Conversations that every update also trains on. None: rollouts only."""
     mini_batches: PositiveInt = 1
     """Number of mini-batches of a batch. Each has whole groups, and its own optimizer update. Ratios are to
     the policy that sampled the tokens."""

@@ -21,6 +21,7 @@ from buckeye.base.faults import fault_point
 from buckeye.config.losses import LossConfig
 from buckeye.config.trainer import TrainerConfig
 from buckeye.errors import UsageError
+from buckeye.trainer.data.chat_data import ChatSample
 from buckeye.trainer.data.packing import (
     Bin,
     PackedMicroBatch,
@@ -33,6 +34,7 @@ from buckeye.trainer.learner import Learner, Work
 from buckeye.trainer.losses.base import LossInputs
 from buckeye.trainer.losses.policy_gradient import divisor, needs_every_sample, statistic_names, total_loss
 from buckeye.trainer.losses.statistics import averages
+from buckeye.trainer.losses.supervised import SupervisedSamples
 from buckeye.trainer.micro_batch_size import is_out_of_memory
 from buckeye.trainer.model.adapter_files import merge_adapter_into
 from buckeye.trainer.model.policy import load_policy
@@ -42,6 +44,7 @@ from buckeye.transport.batches import Batch, Sample
 logger = logging.getLogger(__name__)
 
 _PROBED_SAMPLES = 8
+_SUPERVISED_SUMS = ("supervised/loss", "supervised/tokens")
 _OUT_OF_MEMORY = "out of memory"  # key of the number of ranks that ran out of memory
 
 ReferenceLogprobs = Callable[[PackedMicroBatch, Tensor], Tensor]
@@ -58,7 +61,7 @@ class BatchLoss:
         self._learner = learner
         self._reference = reference
         self._names = statistic_names(config.loss)
-        self._sums = dict.fromkeys(self._names, 0.0)
+        self._sums = dict.fromkeys((*self._names, *_SUPERVISED_SUMS), 0.0)
         self.first_update: tuple[int, ...] = ()
         """By `id`: the samples of the first update of the step."""
         self._computed: set[int] = set()
@@ -72,14 +75,18 @@ class BatchLoss:
         self.logprobs.clear()
         self._computed.clear()
         self.first_update = ()
-        self._sums = dict.fromkeys(self._names, 0.0)
+        self._sums = dict.fromkeys(self._sums, 0.0)
 
-    def backward(self, batch: Batch, samples: Sequence[Sample]) -> float:
+    def backward(
+        self, batch: Batch, samples: Sequence[Sample], supervised: SupervisedSamples | None = None
+    ) -> float:
         """Add the gradient of this rank's part of a mini-batch. Return the loss over all ranks.
 
         `samples` are the samples of the mini-batch that run through the model. The loss is a mean over all
         samples of the mini-batch (`divisor`). After an update of the step, every token is one version older,
         because the updated policy is not the one that sampled it.
+
+        The loss of `supervised` samples is added. They share micro-batches with the rollouts.
         """
         loss = self._config.loss
         trained = [int(s.loss_mask.sum()) for s in batch.samples]
@@ -88,29 +95,46 @@ class BatchLoss:
         self.first_update = self.first_update if known else tuple(map(id, samples))
         self._computed.update(map(id, samples))
         version = batch.step + bool(known)
+        chats = supervised.samples if supervised is not None else ()
+        every: Sequence[Sample | ChatSample] = (*samples, *chats)
 
         def work(indices: Sequence[int]) -> Mapping[str, float]:
-            inputs = self._inputs([samples[i] for i in indices], version)
-            counts = [int(samples[i].loss_mask.sum()) for i in indices]
-            for i, values in zip(indices, inputs.logprobs.detach().split(counts), strict=True):
-                if id(samples[i]) not in known:
-                    self.logprobs[id(samples[i])] = values
-            sums = total_loss(inputs, loss)
-            scaled = sums.loss / scale
-            scaled.backward()
-            values = torch.stack([scaled.detach(), *sums.statistics.values()]).tolist()
-            return dict(zip(("loss", *sums.statistics), values, strict=True))
+            rollouts = [samples[i] for i in indices if i < len(samples)]
+            others = [chats[i - len(samples)] for i in indices if i >= len(samples)]
+            inputs, chat_logprobs = self._inputs(rollouts, version, others)
+            counts = [int(sample.loss_mask.sum()) for sample in rollouts]
+            for sample, values in zip(rollouts, inputs.logprobs.detach().split(counts), strict=True):
+                if id(sample) not in known:
+                    self.logprobs[id(sample)] = values
+            losses, statistics = [], dict[str, Tensor]()
+            if rollouts:
+                sums = total_loss(inputs, loss)
+                losses, statistics = [sums.loss / scale], dict(sums.statistics)
+            if supervised is not None and others:
+                losses.append(supervised.loss(chat_logprobs))
+                statistics["supervised/loss"] = -chat_logprobs.detach().sum()
+                statistics["supervised/tokens"] = chat_logprobs.new_tensor(len(chat_logprobs))
+            total = sum(losses[1:], start=losses[0])
+            total.backward()
+            values = torch.stack([total.detach(), *statistics.values()]).tolist()
+            return dict(zip(("loss", *statistics), values, strict=True))
 
-        token_ids = [s.token_ids for s in samples]
-        sums = run_micro_batches(self._learner, token_ids, work, ("loss", *self._names))
+        token_ids = [s.token_ids for s in every]
+        sums = run_micro_batches(self._learner, token_ids, work, ("loss", *self._sums))
         total = sums.pop("loss")
         self._sums = {name: self._sums[name] + value for name, value in sums.items()}
         return total
 
     def metrics(self, batch: Batch) -> dict[str, float]:
         """Return the metrics of the step on `batch`: means over the tokens of all updates so far."""
+        chat_tokens = self._sums["supervised/tokens"]
+        supervised = {
+            "supervised/loss": self._sums["supervised/loss"] / max(1.0, chat_tokens),
+            "supervised/tokens": chat_tokens,
+        }
         return {
-            **averages(self._sums),
+            **(supervised if chat_tokens else {}),
+            **averages({name: self._sums[name] for name in self._names}),
             **staleness(batch),
             "zero_advantage_share": 1.0 - sum(map(has_advantage, batch.samples)) / max(1, len(batch.samples)),
         }
@@ -128,7 +152,7 @@ class BatchLoss:
 
         def work(indices: Sequence[int]) -> Mapping[str, float]:
             probed = [chosen[i] for i in indices]
-            inputs = self._inputs([samples[i] for i in probed], batch.step)
+            inputs, _ = self._inputs([samples[i] for i in probed], batch.step)
             known = torch.from_numpy(np.concatenate([before[i] for i in probed])).to(inputs.logprobs.device)
             change = (inputs.logprobs - known).nan_to_num()
             pairs = ((change, change), (inputs.advantages, inputs.advantages), (change, inputs.advantages))
@@ -162,13 +186,27 @@ class BatchLoss:
             merged = torch.where(torch.isnan(merged), other, merged)
         return np.asarray(merged.cpu().numpy(), np.float32)
 
-    def _inputs(self, samples: Sequence[Sample], version: int) -> LossInputs:
+    def _inputs(
+        self, samples: Sequence[Sample], version: int, chats: Sequence[ChatSample] = ()
+    ) -> tuple[LossInputs, Tensor]:
+        """Run a row of rollouts and conversations through the policy.
+
+        Return the inputs of the loss of the rollouts, and the log-probs of the conversations' trained tokens.
+        """
         policy = self._learner.policy
-        row = pack_micro_batch([s.token_ids for s in samples], [s.loss_mask for s in samples], policy.device)
-        temperatures = torch.tensor([s.temperature for s in samples], device=policy.device)[row.sequences]
+        every: Sequence[Sample | ChatSample] = (*samples, *chats)
+        row = pack_micro_batch([s.token_ids for s in every], [s.loss_mask for s in every], policy.device)
+        by_sample = [*(s.temperature for s in samples), *(1.0 for _ in chats)]
+        temperatures = torch.tensor(by_sample, device=policy.device)[row.sequences]
         reference = None if self._reference is None else self._reference(row, temperatures)
         logprobs, entropies = policy(row, temperatures)
-        return _loss_inputs(row, samples, version, logprobs, entropies, reference)
+        count = sum(int(s.loss_mask.sum()) for s in samples)
+        if reference is not None:
+            reference = reference[:count]
+        inputs = _loss_inputs(
+            row.sequences[:count], samples, version, logprobs[:count], entropies[:count], reference
+        )
+        return inputs, logprobs[count:]
 
 
 def run_micro_batches(
@@ -312,7 +350,7 @@ def _run_empty_pass(learner: Learner) -> None:
 
 
 def _loss_inputs(
-    row: PackedMicroBatch,
+    sequences: Tensor,
     samples: Sequence[Sample],
     version: int,
     logprobs: Tensor,
@@ -320,7 +358,7 @@ def _loss_inputs(
     reference: Tensor | None,
 ) -> LossInputs:
     def column(name: str) -> Tensor:
-        values = np.concatenate([getattr(s, name)[s.loss_mask] for s in samples])
+        values = np.concatenate([getattr(s, name)[s.loss_mask] for s in samples] or [np.zeros(0)])
         return torch.from_numpy(values).to(logprobs.device)
 
     return LossInputs(
@@ -329,7 +367,7 @@ def _loss_inputs(
         sampler_logprobs=column("logprobs"),
         reference_logprobs=reference,
         advantages=column("advantages"),
-        sequences=row.sequences,
+        sequences=sequences,
         staleness=version - column("versions").long(),
     )
 

@@ -35,9 +35,10 @@ class TrainingProgress:
     """Counters of training progress.
 
     `step` is the number of completed steps, one per batch, and `schedule_step` the position in the
-    learning-rate schedule. `data_position` is the position in the data set. `tokens` and `samples` count the
-    tokens and samples of all steps. `skipped` counts the steps in which an update was skipped because loss or
-    gradient was not finite. `empty` counts the steps in which all updates had a gradient of 0.
+    learning-rate schedule. `data_position` is the position in the file of conversations, if any. `tokens` and
+    `samples` count the tokens and samples of all steps. `skipped` counts the steps in which an update was
+    skipped because loss or gradient was not finite. `empty` counts the steps in which all updates had a
+    gradient of 0.
     """
 
     step: int = 0
@@ -122,9 +123,12 @@ class Learner:
         self.clear_gradients()
         return update
 
-    def finish_step(self, updates: Sequence[Update], *, tokens: int, samples: int) -> dict[str, float]:
+    def finish_step(
+        self, updates: Sequence[Update], *, tokens: int, samples: int, conversations: int = 0
+    ) -> dict[str, float]:
         """Count the step, and return its metrics, with the mean of the gradient norms.
 
+        `conversations` is the number of conversations of a data file that the step took.
         The step number also increases if updates were skipped or empty; then log a warning.
         """
         previous = self.progress
@@ -150,7 +154,7 @@ class Learner:
             previous,
             step=previous.step + 1,
             schedule_step=previous.schedule_step + 1,
-            data_position=previous.data_position + samples,
+            data_position=previous.data_position + conversations,
             tokens=previous.tokens + tokens,
             samples=previous.samples + samples,
             skipped=previous.skipped + bool(skipped),

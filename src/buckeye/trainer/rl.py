@@ -27,8 +27,10 @@ from buckeye.monitor.metrics import MetricsLog, Stopwatch
 from buckeye.monitor.verdicts import training_log_level
 from buckeye.trainer.batch_loss import BatchLoss, load_reference, samples_to_train
 from buckeye.trainer.batch_receiver import BatchReceiver
+from buckeye.trainer.data.chat_data import ChatFile, ChatFormat
 from buckeye.trainer.learner import Learner, Update, drop_non_finite, format_step
 from buckeye.trainer.losses.policy_gradient import check_loss
+from buckeye.trainer.losses.supervised import SupervisedSamples
 from buckeye.trainer.mini_batches import mini_batches
 from buckeye.trainer.output.writer import OutputWriter
 from buckeye.trainer.parallel.ranks import write_on_rank_zero
@@ -43,12 +45,14 @@ from buckeye.transport.batches import (
     remove_batch,
     remove_trained_batches,
 )
+from buckeye.transport.checkpoint import CheckpointInfo, read_orchestrator_state
 from buckeye.transport.weights import read_weights_manifest
 from buckeye.version import __version__
 
 logger = logging.getLogger(__name__)
 
 _MAX_UNUSABLE_BATCHES = 10
+_SUPERVISED = "supervised"  # key of the identity of the supervised data in checkpoints
 _CHANGE_INTERVAL = 32
 """Number of steps between measurements of the policy change. The first are after steps 0, 1, 3, 7 and 15."""
 
@@ -67,12 +71,27 @@ def run_trainer(config: TrainerConfig) -> bool:
     with trainer_process(config, "trainer") as ranks:
         logger.info("Starting trainer on %s (rank %d of %d)", ranks.device, ranks.rank, ranks.world_size)
         check_loss(config.loss)
-        learner = build_learner(
-            config, ranks, find_resume_checkpoint(config, ranks), max_steps=config.max_steps
-        )
-        trainer = RLTrainer(config, learner, stop, run_identity())
+        resume = find_resume_checkpoint(config, ranks)
+        chats = load_supervised(config, resume)
+        learner = build_learner(config, ranks, resume, max_steps=config.max_steps)
+        trainer = RLTrainer(config, learner, stop, run_identity(), chats)
         with trainer.output:
             return trainer.run()
+
+
+def load_supervised(config: TrainerConfig, resume: CheckpointInfo | None) -> ChatFile | None:
+    """Return the conversations of `config.supervised`, or None without this setting.
+
+    Raise `UsageError` for invalid conversations, and `CheckpointError` if `resume` was trained on others.
+    """
+    settings = config.supervised
+    if settings is None:
+        return None
+    chats = ChatFile(settings.path, ChatFormat(config.model.name), seed=settings.seed, seq_len=config.seq_len)
+    logger.info("Supervised data %s: %s", chats.path, chats.counts)
+    if resume is not None and config.ckpt is not None and not config.ckpt.skip_dataloader:
+        chats.require_recorded(read_orchestrator_state(resume).get(_SUPERVISED), resume.path)
+    return chats
 
 
 class RLTrainer:
@@ -87,8 +106,10 @@ class RLTrainer:
         learner: Learner,
         stop: StopFlag,
         identity: RunIdentity,
+        chats: ChatFile | None = None,
     ) -> None:
         self.config = config
+        self._chats = chats
         self.learner = learner
         self.ranks = learner.ranks
         self.batch_loss = BatchLoss(config, learner, load_reference(config, learner))
@@ -152,11 +173,13 @@ class RLTrainer:
     def _checkpoint(self) -> None:
         heartbeat.report(f"writes checkpoint {self.step}")
         with self.stopwatch.of("checkpoint"):
-            self.output.checkpoint(self._orchestrator_state)
+            state = {_SUPERVISED: self._chats.identity()} if self._chats is not None else {}
+            self.output.checkpoint({**self._orchestrator_state, **state})
 
     def train(self, batch: Batch) -> None:
         """Run one step: update the weights on each mini-batch of the batch, then publish them."""
         step, started = self.step, time.monotonic()
+        position = self.learner.progress.data_position
         logger.info("Starting training step %d", step)
         heartbeat.report(f"trains on batch {step}")
         validated = self._validate(batch)
@@ -165,7 +188,10 @@ class RLTrainer:
         with self.stopwatch.of("compute"):
             logger.info("Starting forward and backward pass (batch_size=%d)", len(samples))
             updates = self._run_updates(validated)
-            update = self.learner.finish_step(updates, tokens=tokens, samples=len(batch.samples))
+            conversations = self._conversations(0 if validated.has_no_usable_samples else len(updates))
+            update = self.learner.finish_step(
+                updates, tokens=tokens, samples=len(batch.samples), conversations=conversations
+            )
             if _measures_change(step):
                 first = next(self._mini_batches(validated))
                 with self.output.use_published_weights():
@@ -177,6 +203,7 @@ class RLTrainer:
         values = {
             "loss": sum(u.loss for u in updates) / len(updates),
             **({} if validated.has_no_usable_samples else self.batch_loss.metrics(validated.usable)),
+            **({"supervised/epoch": position / len(self._chats)} if self._chats is not None else {}),
             "updates": len(updates),
             "samples": len(batch.samples),
             **validated.values(),
@@ -189,17 +216,21 @@ class RLTrainer:
         # this log line does not mention left-out samples: `_validate` has logged a warning about them
         logger.log(SUCCESS, format_step(step, values))
         write_on_rank_zero(self.ranks, lambda: self.metrics.write("trainer", step, drop_non_finite(values)))
-        self._release_batch(batch, samples, values)
+        self._release_batch(batch, samples, values, position)
 
-    def _release_batch(self, batch: Batch, samples: Sequence[Sample], values: Mapping[str, float]) -> None:
+    def _release_batch(
+        self, batch: Batch, samples: Sequence[Sample], values: Mapping[str, float], position: int
+    ) -> None:
         """Delete a trained batch. First archive it for `rl replay`, if `trainer.trained.keep` is not 0.
+
+        `position` is the position in the supervised data before the step.
 
         All ranks must call this method.
         """
         settings = self.config.trained
         if settings.keep != 0:
             logprobs = self.batch_loss.gather_logprobs(samples)
-            write = partial(self._archive, batch, samples, logprobs, values)
+            write = partial(self._archive, batch, samples, logprobs, values, position)
             if settings.record_order:
                 what, needed = f"the archive of batch {batch.step}", logprobs.nbytes
                 write_on_rank_zero(
@@ -224,6 +255,7 @@ class RLTrainer:
         samples: Sequence[Sample],
         logprobs: npt.NDArray[np.float32],
         values: Mapping[str, float],
+        position: int,
     ) -> None:
         indices = {id(sample): index for index, sample in enumerate(batch.samples)}
         record = {
@@ -238,6 +270,8 @@ class RLTrainer:
         }
         if values["updates"] > 1:
             record["first_update"] = [indices[number] for number in self.batch_loss.first_update]
+        if self._chats is not None:
+            record |= {"data_position": position, "supervised": self._chats.identity()}
         trained = TrainedBatch(
             samples=np.array([indices[id(sample)] for sample in samples], np.int32),
             logprobs=logprobs,
@@ -292,13 +326,27 @@ class RLTrainer:
         if validated.has_no_usable_samples:
             return [self.learner.apply_gradient(math.nan)]  # skips the update
         updates = []
-        for mini_batch in self._mini_batches(validated):
+        for number, mini_batch in enumerate(self._mini_batches(validated)):
+            samples, supervised = samples_to_train(mini_batch, self.config.loss), self._supervised(number)
             with self.output.use_published_weights():
-                loss = self.batch_loss.backward(mini_batch, samples_to_train(mini_batch, self.config.loss))
+                loss = self.batch_loss.backward(mini_batch, samples, supervised)
             fault_point("trainer.step")
             heartbeat.report(f"updates the weights of step {self.step}")
             updates.append(self.learner.apply_gradient(loss))
         return updates
+
+    def _conversations(self, updates: int) -> int:
+        """Return the number of conversations that updates take from the supervised data."""
+        return 0 if self.config.supervised is None else updates * self.config.supervised.batch_size
+
+    def _supervised(self, update: int) -> SupervisedSamples | None:
+        """Return the conversations of an update of the step, counted from 0."""
+        settings = self.config.supervised
+        if settings is None or self._chats is None:
+            return None
+        position = self.learner.progress.data_position + self._conversations(update)
+        samples = self._chats.take(position, settings.batch_size)
+        return SupervisedSamples(samples=samples, coef=settings.coef)
 
     def _write_untrained_samples(self, batch: Batch, validated: ValidatedBatch, *, skipped: bool) -> None:
         """Write the samples that were not trained on to `skipped/`.

@@ -13,7 +13,6 @@ import torch
 
 from buckeye.base.process import StopFlag, run_identity
 from buckeye.config.sft import SFTConfig
-from buckeye.errors import CheckpointError
 from buckeye.monitor.log import SUCCESS
 from buckeye.monitor.metrics import MetricsLog, Stopwatch
 from buckeye.monitor.verdicts import training_log_level
@@ -24,7 +23,7 @@ from buckeye.trainer.learner import Learner, drop_non_finite, format_step
 from buckeye.trainer.output.writer import OutputWriter
 from buckeye.trainer.parallel.ranks import write_on_rank_zero
 from buckeye.trainer.setup import build_learner, find_resume_checkpoint, trainer_process
-from buckeye.transport.checkpoint import CheckpointInfo, read_orchestrator_state
+from buckeye.transport.checkpoint import read_orchestrator_state
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +54,7 @@ def run_sft(config: SFTConfig) -> bool:
         resume = find_resume_checkpoint(config, ranks)
         saved = read_orchestrator_state(resume) if resume is not None else {}
         if resume is not None and config.ckpt is not None and not config.ckpt.skip_dataloader:
-            _check_same_data(saved, data, resume)
+            data.require_recorded(saved.get("data"), resume.path)
         learner = build_learner(config, ranks, resume, max_steps=max_steps)
         trainer = SFTTrainer(config, learner, stop, data, validation, max_steps, _recorded_best(saved))
         with trainer.output:
@@ -148,7 +147,9 @@ class SFTTrainer:
         with self.stopwatch.of("compute"):
             sums = self._run_samples(samples, train=True)
             updates = [self.learner.apply_gradient(sums["loss"])]
-            update = self.learner.finish_step(updates, tokens=tokens, samples=self.batch_size)
+            update = self.learner.finish_step(
+                updates, tokens=tokens, samples=self.batch_size, conversations=self.batch_size
+            )
         seconds = time.monotonic() - started
         values = {
             "loss": sums["loss"],
@@ -211,24 +212,6 @@ class SFTTrainer:
     def _record(self, kind: str, step: int, values: Mapping[str, float]) -> None:
         write_on_rank_zero(
             self.learner.ranks, lambda: self.metrics.write(kind, step, drop_non_finite(values))
-        )
-
-
-def _check_same_data(saved: Mapping[str, Any], data: ChatFile, resume: CheckpointInfo) -> None:
-    """Raise `CheckpointError` if the checkpoint was trained on other data, or with another seed."""
-    current = data.identity()
-    recorded = saved.get("data", current)
-    differences = [
-        f"{key} is {value}, recorded {recorded.get(key)}"
-        for key, value in current.items()
-        if recorded.get(key) != value
-    ]
-    if differences:
-        raise CheckpointError(
-            f"the training data {data.path} differs from that of {resume.path}: {', '.join(differences)}",
-            code="BK-CHECKPOINT-MISMATCH",
-            hint="restore the recorded data and settings, or set ckpt.skip_dataloader to start the new data "
-            "from its beginning",
         )
 
 

@@ -143,6 +143,11 @@ def test_load_counts_epochs_and_mini_batches():
     once, load = trainer_load(given, SHAPE, on_cpu()), trainer_load(several, SHAPE, on_cpu())
     assert (once.tokens, once.updates) == (8 * 128, 1)
     assert (load.tokens, load.updates) == (3 * 8 * 128, 3 * 4)
+    mixed = config(
+        *("--seq-len", "128", "--orchestrator.rollouts-per-example", "2", "--trainer.mini-batches", "2"),
+        *("--trainer.supervised.path", "chats.jsonl", "--trainer.supervised.batch-size", "5"),
+    )
+    assert trainer_load(mixed, SHAPE, on_cpu()).tokens == (8 + 2 * 5) * 128
     check = check_forecast(forecast_trainer(several, SHAPE, on_cpu(), threads=1))
     assert check.seen.startswith("trainer, at most 3,072 tokens in 12 updates a step: ")
 

@@ -30,13 +30,13 @@ from buckeye.analysis.replay.start import (
 from buckeye.base.process import RunIdentity, StopFlag
 from buckeye.base.storage import step_directories
 from buckeye.config.trainer import TrainedBatchesConfig, TrainerConfig
-from buckeye.trainer.rl import RLTrainer
+from buckeye.trainer.rl import RLTrainer, load_supervised
 from buckeye.trainer.setup import build_learner, trainer_process
 from buckeye.transport.batches import Batch, TrainedBatch, read_trained_batch
 from buckeye.transport.checkpoint import verify_checkpoint
 
 _MACHINE = ("torch", "device", "threads", "ranks")
-_CIRCUMSTANCES = ("buckeye", *_MACHINE)
+_CIRCUMSTANCES = ("buckeye", "supervised", *_MACHINE)
 _TOLERANCES = {"float32": 1e-3, "bfloat16": 0.05, "float16": 0.02}
 """Rounding tolerance between two machines. It is in nats for log-probs, and relative for norms."""
 
@@ -172,7 +172,7 @@ def chain(
 
 def _changed(then: Path, now: Path, step: int) -> dict[str, tuple[Any, Any]]:
     records = [read_trained_batch(folder, step)[1].record for folder in (then, now)]
-    found = {name: (records[0][name], records[1][name]) for name in _CIRCUMSTANCES}
+    found = {name: (records[0].get(name), records[1].get(name)) for name in _CIRCUMSTANCES}
     return {name: (before, after) for name, (before, after) in found.items() if before != after}
 
 
@@ -183,9 +183,10 @@ def trainer_in(
     """Yield the run's trainer in the state of `start`. It writes only to the empty folder `scratch`."""
     config = _in_scratch(config, scratch, device=device, model=None if start.checkpoint else start.path)
     with trainer_process(config, "replay") as ranks:
+        chats = load_supervised(config, None)
         learner = build_learner(config, ranks, start.checkpoint, max_steps=config.max_steps)
         learner.progress = replace(learner.progress, step=start.step)
-        trainer = RLTrainer(config, learner, StopFlag(), RunIdentity(run_id="replay", attempt=1))
+        trainer = RLTrainer(config, learner, StopFlag(), RunIdentity(run_id="replay", attempt=1), chats)
         with trainer.output:
             yield trainer
 
@@ -210,6 +211,9 @@ def _again(trainer: RLTrainer, kept: Path, step: int) -> Iterator[StageCompariso
     then = recorded.record
     torch.set_num_threads(then["threads"])  # a resume may change threads and micro-batches
     trainer.learner.micro_batch_size.tokens = int(then["values"]["micro_batch_tokens"])
+    if "data_position" in then:  # published weights have no position
+        progress = trainer.learner.progress
+        trainer.learner.progress = replace(progress, data_position=then["data_position"])
     trainer.train(batch)
     replayed = read_trained_batch(trainer.config.output_dir / "trained", step)[1]
     now = replayed.record

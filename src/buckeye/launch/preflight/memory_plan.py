@@ -119,12 +119,14 @@ def trainer_load(config: RLConfig, shape: ModelShape, hardware: Hardware) -> Tra
     adapter = 0 if lora is None else shape.adapter(lora)
     length, rollouts = min(config.orchestrator.seq_len, trainer.seq_len), config.orchestrator.batch_size
     groups = max(1, rollouts // config.orchestrator.rollouts_per_example)
+    updates = trainer.epochs_per_batch * min(trainer.mini_batches, groups)
+    conversations = trainer.supervised.batch_size if trainer.supervised is not None else 0
     return TrainerLoad(
         shape=shape,
-        tokens=trainer.epochs_per_batch * rollouts * length,
+        tokens=trainer.epochs_per_batch * rollouts * length + updates * conversations * trainer.seq_len,
         row=trainer.seq_len,
         length=length,
-        updates=trainer.epochs_per_batch * min(trainer.mini_batches, groups),
+        updates=updates,
         optimizer=trainer.optim.type,
         moments=_moments(trainer, shape, adapter or shape.parameters),
         ranks=config.trainer_ranks,

@@ -15,6 +15,7 @@ from buckeye.errors import InferenceError, UsageError
 from buckeye.inference.engine.architecture import read_model_config, tensor_shapes
 from buckeye.launch.preflight.disk import matches_module_name
 from buckeye.launch.preflight.model import find_model
+from buckeye.trainer.data.chat_data import check_first_chat
 from buckeye.trainer.model.trainable import untrainable_reasons
 from buckeye.transport.checkpoint.base_digest import base_digest, read_base_digest
 
@@ -27,7 +28,11 @@ def trainer_warnings(config: RLConfig, model_path: Path | None, *, on_gpu: bool)
     Also report a model that the trainer cannot train, and functions of the user that do not exist. The names
     of parameters come from the files of the model, so only a local model is checked.
     """
-    warnings = [*_function_warnings(config), *_sharding_warnings(config, on_gpu=on_gpu)]
+    warnings = [
+        *_function_warnings(config),
+        *_data_warnings(config),
+        *_sharding_warnings(config, on_gpu=on_gpu),
+    ]
     if model_path is not None:
         with suppress(InferenceError):  # the check of the model reports a missing configuration
             reasons = untrainable_reasons(read_model_config(model_path / "config.json"))
@@ -62,6 +67,15 @@ def _function_warnings(config: RLConfig) -> Iterator[str]:
         )
         if missing is not None:
             yield f"{name}.import_path: {missing}"
+
+
+def _data_warnings(config: RLConfig) -> Iterator[str]:
+    """Yield an error if the file of `trainer.supervised` cannot be read, or its first line is not a chat."""
+    if config.trainer.supervised is not None:
+        try:
+            check_first_chat(config.trainer.supervised.path, "trainer.supervised.path")
+        except UsageError as error:
+            yield f"trainer.supervised.path: {error.message}"
 
 
 def _sharding_warnings(config: RLConfig, *, on_gpu: bool) -> Iterator[str]:

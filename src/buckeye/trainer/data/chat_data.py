@@ -19,7 +19,7 @@ import numpy.typing as npt
 from buckeye.base.columns import counted
 from buckeye.base.storage import well_formed
 from buckeye.config.problems import closest, suggestion
-from buckeye.errors import InferenceError, UsageError
+from buckeye.errors import CheckpointError, InferenceError, UsageError
 from buckeye.inference.render import ChatRenderer
 from buckeye.trainer.data.chat_messages import BrokenCallError, is_trained, read_message
 
@@ -202,6 +202,21 @@ class ChatFile:
     def identity(self) -> dict[str, Any]:
         """Return the values that define the order of conversations. A resume compares them."""
         return {"sha256": self._digest, "conversations": len(self), "seed": self._seed}
+
+    def require_recorded(self, recorded: Mapping[str, Any] | None, checkpoint: Path) -> None:
+        """Raise `CheckpointError` if the identity in a checkpoint is of other data, or of another seed."""
+        differences = [
+            f"{key} is {value}, recorded {(recorded or {}).get(key)}"
+            for key, value in self.identity().items()
+            if recorded is not None and recorded.get(key) != value
+        ]
+        if differences:
+            raise CheckpointError(
+                f"the training data {self.path} differs from that of {checkpoint}: {', '.join(differences)}",
+                code="BK-CHECKPOINT-MISMATCH",
+                hint="restore the recorded data and settings, or set ckpt.skip_dataloader to start the new "
+                "data from its beginning",
+            )
 
     def __len__(self) -> int:
         """Return the number of usable conversations."""
