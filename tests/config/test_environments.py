@@ -90,3 +90,18 @@ def test_limits_are_passed_to_workers(load):
     assert settings.rollout_timeout == 600.0
     plain = worker_settings(given(load, "--env.0.rollout-timeout 5").env[0], "e", 600.0, None)
     assert (plain.isolation, plain.rollout_timeout) == ("auto", 5.0)
+
+
+def test_a_batch_has_a_number_of_rollouts_or_of_tokens(load, refused):
+    assert given(load, "").batch_rollouts == 128
+    tokens = load(
+        OrchestratorConfig,
+        "--token-batch-size 1000 --rollouts-per-example 4 --sampling.max-tokens 100 --max-async-level 0",
+    )
+    assert (tokens.batch_size, tokens.batch_rollouts) == (
+        None,
+        12,
+    )  # 10 replies of 100 tokens, in whole groups
+    assert tokens.max_concurrent_rollouts == 12
+    text = refused(OrchestratorConfig, "--token-batch-size 1000 --batch-size 16")
+    assert text.startswith("[BK-CONFIG-CONFLICT]")

@@ -37,6 +37,7 @@ from buckeye.config.shared import (
 )
 from buckeye.config.teacher import TeacherConfig
 
+_BATCH_SIZE = 128
 _LOCKSTEP = "all rollouts of a step run at once with max_async_level = 0"
 
 
@@ -80,8 +81,13 @@ class RolloutsConfig(BaseConfig):
 class OrchestratorConfig(BaseConfig):
     """Rollouts with the policy, collected into batches."""
 
-    batch_size: PositiveInt = 128
-    """Rollouts per batch, in whole groups. If groups differ in size, a batch has at least this many."""
+    batch_size: PositiveInt | None = None
+    """Rollouts per batch, in whole groups. If groups differ in size, a batch has at least this many. None:
+    128, or as many as token_batch_size needs."""
+    token_batch_size: PositiveInt | None = None
+    """Minimum number of trained tokens per batch, instead of batch_size. A batch has the whole groups that
+    reach it, and groups that would be too old for the next batch. Forecasts of memory, time and disk assume
+    replies of the maximum length."""
     rollouts_per_example: PositiveInt = 1
     """Rollouts per task. They form a group, whose rewards are compared. An environment may override this."""
     seq_len: PositiveInt = 2048
@@ -165,9 +171,22 @@ class OrchestratorConfig(BaseConfig):
         return max_token_age(self.max_async_level, self.max_off_policy_steps)
 
     @property
+    def batch_rollouts(self) -> int:
+        """Rollouts per batch; with `token_batch_size`, their number if replies have the maximum length."""
+        if self.token_batch_size is None:
+            return self.batch_size or _BATCH_SIZE
+        size = max(self.group_sizes)
+        return math.ceil(self.token_batch_size / (size * self.max_reply_tokens)) * size
+
+    @property
+    def max_reply_tokens(self) -> int:
+        """Maximum length of a reply, in tokens."""
+        return min(self.sampling.max_tokens or self.seq_len, self.seq_len)
+
+    @property
     def max_concurrent_rollouts(self) -> int:
-        """Maximum number of concurrent rollouts."""
-        concurrent = math.ceil(self.batch_size * self.oversampling_factor) * (1 + self.run_ahead)
+        """Maximum number of concurrent rollouts. With `token_batch_size`, that of replies of full length."""
+        concurrent = math.ceil(self.batch_rollouts * self.oversampling_factor) * (1 + self.run_ahead)
         return min(concurrent, self.max_concurrent or concurrent)
 
     @property
@@ -194,12 +213,20 @@ class OrchestratorConfig(BaseConfig):
 
     @model_validator(mode="after")
     def _whole_groups(self) -> OrchestratorConfig:
-        size = self.group_sizes[0]
-        if len(set(self.group_sizes)) == 1 and self.batch_size % size:
-            below = self.batch_size // size * size
+        if self.token_batch_size is not None:
+            if self.batch_size is not None:
+                raise conflict(
+                    f"`batch_size` = {self.batch_size} and `token_batch_size` = {self.token_batch_size} "
+                    "both set the size of a batch",
+                    hint="leave one of the two out",
+                )
+            return self
+        size, rollouts = self.group_sizes[0], self.batch_rollouts
+        if len(set(self.group_sizes)) == 1 and rollouts % size:
+            below = rollouts // size * size
             near = " or ".join(str(n) for n in (below, below + size) if n)
             raise conflict(
-                f"`batch_size` = {self.batch_size} is not a multiple of `rollouts_per_example` = {size}, and "
+                f"`batch_size` = {rollouts} is not a multiple of `rollouts_per_example` = {size}, and "
                 "a batch has whole groups",
                 hint=f"set `batch_size` to {near}, for example",
             )

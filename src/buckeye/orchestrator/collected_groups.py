@@ -48,6 +48,11 @@ class CollectedGroups:
         return sum(len(group.rollouts) for group in self.groups)
 
     @property
+    def trained_tokens(self) -> int:
+        """Number of sampled tokens in the scored rollouts of the batch."""
+        return sum(group.trained_tokens for group in self.groups)
+
+    @property
     def all_groups(self) -> list[Group]:
         """Groups of the batch and dropped groups."""
         return [*self.groups, *(group for _, group in self.dropped_groups)]

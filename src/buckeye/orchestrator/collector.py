@@ -58,8 +58,14 @@ class _FinishedGroup:
 class GroupCollector:
     """Collector of batches. It keeps groups of rollouts running ("in flight") and chooses finished groups.
 
-    A batch is full when its groups have at least `batch_size` rollouts. A group has `rollouts_per_example`
-    rollouts of one task, unless its environment sets another number.
+    A batch is full when its groups have at least `batch_size` rollouts, or `token_batch_size` sampled tokens
+    in rollouts with a reward. A group has `rollouts_per_example` rollouts of one task, unless its environment
+    sets another number.
+
+    Amounts of groups are in rollouts, or else in tokens. A group in flight counts with the mean number of
+    tokens of the rollouts of the last batch, so the number of groups in flight depends on no time. At the
+    start of a run, it is the maximum length of a reply. A batch of enough tokens waits for groups in flight
+    that would be too old for the next one, unless `oversampling_factor` is above 1.
 
     A group with fewer scored rollouts than `min_scored_rollouts` is dropped as errored. Its task is drawn
     again in the next epoch. Long rollouts fail more often, so the rollouts that remain would be a biased
@@ -98,6 +104,8 @@ class GroupCollector:
         self._awaited: int | None = None  # weights version in the last log line about waiting
         self._passed_over: Counter[str] = Counter()
         self._next_group = int(state.get("next_group", 0))
+        self._target = config.token_batch_size or config.batch_rollouts
+        self._tokens_per_rollout = float(state.get("tokens_per_rollout", 0.0))
         self._pending = deque(int(i) for i in state.get("pending", []))
         self._in_flight: dict[asyncio.Task[Group], InFlightGroup] = {}
         self._finished: list[_FinishedGroup] = []
@@ -113,7 +121,10 @@ class GroupCollector:
         """Return the state for a resume: the next group, and the groups that started but are in no batch."""
         flights = [flight.index for flight in self._in_flight.values()]
         pending = [*self._pending, *flights, *(ended.group.index for ended in self._finished)]
-        return {"next_group": self._next_group, "pending": sorted(pending)}
+        state = {"next_group": self._next_group, "pending": sorted(pending)}
+        if self._config.token_batch_size is not None:
+            state["tokens_per_rollout"] = self._tokens_per_rollout
+        return state
 
     def set_version(self, version: int) -> None:
         """Record that the engines now sample with policy `version`."""
@@ -142,8 +153,22 @@ class GroupCollector:
         return self._runner.attempts - self._accounted - waiting - running
 
     @property
-    def _buffered_rollouts(self) -> int:
-        return sum(len(ended.group.rollouts) for ended in self._finished)
+    def _buffered(self) -> int:
+        return sum(self._amount(ended.group) for ended in self._finished)
+
+    def _amount(self, group: Group) -> int:
+        """Return the amount of a finished group: its rollouts, or its trained tokens."""
+        return len(group.rollouts) if self._config.token_batch_size is None else group.trained_tokens
+
+    def _expected_amount(self, size: int) -> int:
+        """Return the amount of a group of `size` rollouts in flight."""
+        if self._config.token_batch_size is None:
+            return size
+        tokens = self._tokens_per_rollout
+        if not tokens:
+            found = self.collected
+            tokens = found.trained_tokens / max(1, found.size) or self._config.max_reply_tokens
+        return max(1, round(size * tokens))
 
     async def collect(self, step: int) -> CollectedGroups:
         """Collect groups for batch `step` until it is full. Other groups replace dropped groups.
@@ -158,13 +183,15 @@ class GroupCollector:
             if self._failure is not None:
                 raise self._failure
             dropped_in_a_row = self._accept(step, collected, dropped_in_a_row)
-            if collected.size >= config.batch_size:
+            if self._is_full(step, collected):
                 self._cut_stale(step)
+                if config.token_batch_size is not None:
+                    self._tokens_per_rollout = collected.trained_tokens / collected.size
                 return collected
-            if dropped_in_a_row >= config.max_empty_batches * config.batch_size:
+            if dropped_in_a_row >= config.max_empty_batches * self._target:
                 raise self._all_dropped_error(collected)
             self._pauses.check()
-            held = self._start_groups(step, collected.size)
+            held = self._start_groups(step, self._collected_amount(collected))
             if self._in_flight:
                 heartbeat.report(f"rollouts of batch {step}{self._heartbeat_note()}", on="inference")
                 await self._wait_for_change(None)
@@ -175,6 +202,16 @@ class GroupCollector:
                 since = time.monotonic()
                 await self._wait_for_weights(step - config.run_ahead)
                 collected.waited_seconds += time.monotonic() - since
+
+    def _collected_amount(self, collected: CollectedGroups) -> int:
+        return collected.size if self._config.token_batch_size is None else collected.trained_tokens
+
+    def _is_full(self, step: int, collected: CollectedGroups) -> bool:
+        if self._collected_amount(collected) < self._target:
+            return False
+        if self._config.token_batch_size is None or self._config.oversampling_factor > 1:
+            return True
+        return all(self._due(flight.version) > step for flight in self._in_flight.values())
 
     def _heartbeat_note(self) -> str:
         """Return a note for the heartbeat: the paused environments, and the number of finished groups."""
@@ -211,12 +248,12 @@ class GroupCollector:
         if config.max_steps is not None:
             last = min(last, config.max_steps - 1)
         batches = last + 1 - step
-        capacity = math.ceil(config.oversampling_factor * config.batch_size * batches)
+        capacity = math.ceil(config.oversampling_factor * self._target * batches)
         if self._deterministic and self._in_flight:
             return frozenset()  # start whole batches only, so that every run makes the same requests
         oldest = step - config.max_token_age
-        in_flight = sum(f.size for f in self._in_flight.values() if f.version >= oldest)  # not stale
-        started = in_flight + self._buffered_rollouts
+        fresh = [flight for flight in self._in_flight.values() if flight.version >= oldest]
+        started = sum(self._expected_amount(flight.size) for flight in fresh) + self._buffered
         while accepted + started < capacity:
             held = self._pauses.held_environments()
             index = self._next_index(held)
@@ -230,7 +267,7 @@ class GroupCollector:
             self._in_flight[running] = flight
             self._started += 1
             running.add_done_callback(self._finish)
-            started += size
+            started += self._expected_amount(size)
         return frozenset()
 
     def _next_index(self, held: Set[str]) -> int | None:
@@ -300,17 +337,20 @@ class GroupCollector:
     def _accept(self, step: int, collected: CollectedGroups, dropped_in_a_row: int) -> int:
         """Move finished groups into the batch, or drop them.
 
-        Return the number of rollouts that were dropped since the last group entered a batch.
+        Return the amount of the groups that were dropped since the last group entered a batch.
         """
         if self._deterministic and self._in_flight:
             return dropped_in_a_row
         waiting = self._waiting()
         refused = math.inf  # smallest size that did not fit: larger groups do not fit either
         for ended in sorted(self._finished, key=self._order):
-            group, due, size = ended.group, self._due(ended.oldest), len(ended.group.rollouts)
-            open_places = self._config.batch_size - collected.size
+            group, due, size = ended.group, self._due(ended.oldest), self._amount(ended.group)
+            open_places = self._target - self._collected_amount(collected)
             if open_places <= 0:
-                break
+                if self._config.token_batch_size is None:
+                    break
+                if due > step:
+                    continue
             reason = self._reason_to_drop(ended, step)
             if reason is None and (
                 size >= refused or not self._leaves_room(size, due, waiting, open_places, step)
@@ -323,7 +363,8 @@ class GroupCollector:
             collected.add(group, reason)
             if reason == "stale":
                 self._pending.append(group.index)
-            dropped_in_a_row = 0 if reason is None else dropped_in_a_row + size
+            dropped = self._expected_amount(len(group.rollouts))  # an errored group may have no tokens
+            dropped_in_a_row = 0 if reason is None else dropped_in_a_row + dropped
         return dropped_in_a_row
 
     def _order(self, ended: _FinishedGroup) -> tuple[int, int]:
@@ -335,17 +376,16 @@ class GroupCollector:
         return oldest + self._config.max_token_age
 
     def _waiting(self) -> Counter[int]:
-        """Return the number of rollouts, finished or in flight, by the last batch that they may enter."""
+        """Return the amount of the groups, finished or in flight, by the last batch that they may enter."""
         waiting: Counter[int] = Counter()
         for flight in self._in_flight.values():
-            waiting[self._due(flight.version)] += flight.size
+            waiting[self._due(flight.version)] += self._expected_amount(flight.size)
         for ended in self._finished:
-            waiting[self._due(ended.oldest)] += len(ended.group.rollouts)
+            waiting[self._due(ended.oldest)] += self._amount(ended.group)
         return waiting
 
     def _leaves_room(self, size: int, due: int, waiting: Counter[int], open_places: int, step: int) -> bool:
-        batch_size = self._config.batch_size
-        return leaves_room(size, due, waiting, open_places=open_places, batch=step, batch_size=batch_size)
+        return leaves_room(size, due, waiting, open_places=open_places, batch=step, batch_size=self._target)
 
     def _reason_to_drop(self, ended: _FinishedGroup, step: int) -> str | None:
         return "stale" if ended.group.scored and self._due(ended.oldest) < step else ended.fault

@@ -139,6 +139,11 @@ class Group:
         return [r.reward for r in self.rollouts if r.reward is not None]
 
     @property
+    def trained_tokens(self) -> int:
+        """Number of sampled tokens of the scored rollouts."""
+        return sum(rollout.completion_tokens for rollout in self.scored)
+
+    @property
     def oldest_version(self) -> int | None:
         """Oldest policy version that sampled a token of a scored rollout; None if no token was sampled."""
         versions = [r.oldest_version for r in self.scored if r.oldest_version is not None]
@@ -202,7 +207,8 @@ def leaves_room(
 
     `due` is the last batch that the group may enter. `open_places` is the number of rollouts that `batch`
     still needs. `waiting` counts the other rollouts, finished or in flight. Each key is a batch. The value is
-    the number of rollouts that may enter this batch, but no later batch.
+    the number of rollouts that may enter this batch, but no later batch. If batches have a number of tokens,
+    all numbers are tokens.
 
     The group may enter if every other rollout with an earlier `due` then still fits into a batch up to its
     own `due`. This is the schedulability test of earliest deadline first: for each deadline, all work that is

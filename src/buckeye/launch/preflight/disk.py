@@ -202,7 +202,7 @@ def _weights(config: RLConfig, model_path: Path | None) -> DiskNeed:
 def _trained_batches(config: RLConfig, steps: int) -> DiskNeed:
     orchestrator, trained = config.orchestrator, config.trainer.trained
     count = steps if trained.keep is None else min(steps, trained.keep)
-    size = orchestrator.batch_size * orchestrator.seq_len * _BYTES_PER_TRAINED_TOKEN
+    size = orchestrator.batch_rollouts * orchestrator.seq_len * _BYTES_PER_TRAINED_TOKEN
     return DiskNeed(
         kind="trained",
         size=count * size if trained.record_order else min(count * size, trained.max_bytes),
@@ -219,8 +219,8 @@ def _rollouts(orchestrator: OrchestratorConfig, steps: int) -> DiskNeed:
     size = orchestrator.seq_len * _BYTES_PER_ROLLOUT_TOKEN + _BYTES_PER_ROLLOUT
     return DiskNeed(
         kind="rollouts",
-        size=count * orchestrator.batch_size * size,
-        calculation=f"{count} steps x {orchestrator.batch_size} rollouts x {human_bytes(size)}",
+        size=count * orchestrator.batch_rollouts * size,
+        calculation=f"{count} steps x {orchestrator.batch_rollouts} rollouts x {human_bytes(size)}",
         setting="orchestrator.rollouts.keep",
         at_most=True,
         paths=("rollouts",),

@@ -117,7 +117,7 @@ def trainer_load(config: RLConfig, shape: ModelShape, hardware: Hardware) -> Tra
     if model.ac is not None or model.ac_offloading is not None:
         recomputed = shape.layers // (model.ac.freq if model.ac is not None else 1)
     adapter = 0 if lora is None else shape.adapter(lora)
-    length, rollouts = min(config.orchestrator.seq_len, trainer.seq_len), config.orchestrator.batch_size
+    length, rollouts = min(config.orchestrator.seq_len, trainer.seq_len), config.orchestrator.batch_rollouts
     groups = max(1, rollouts // config.orchestrator.rollouts_per_example)
     updates = trainer.epochs_per_batch * min(trainer.mini_batches, groups)
     conversations = trainer.supervised.batch_size if trainer.supervised is not None else 0

@@ -21,6 +21,7 @@ from buckeye.setup.recipe.sizes import RunSizes, default_learning_rate
 from buckeye.setup.recipe.training_machine import GpuLayout
 
 RUN_CONFIG = "run.toml"
+_BATCH_SIZE: KeyPath = ("orchestrator", "batch_size")
 _INTERVAL: KeyPath = ("orchestrator", "eval", "interval")
 
 
@@ -93,6 +94,8 @@ def config_text(recipe: Recipe, argv: Sequence[str] = ()) -> str:
     if problems:
         raise config_error(problems)
     assigned = {assignment.path for assignment in flags.assignments}
+    if ("orchestrator", "token_batch_size") in assigned and _BATCH_SIZE not in assigned:
+        del settings.get(_BATCH_SIZE[:-1])[_BATCH_SIZE[-1]]
     for path, value in list(settings.leaves()):
         if value is None:
             settings.get(path[:-1])[path[-1]] = _none_text(path)

@@ -15,6 +15,7 @@ from buckeye.setup.recipe.environment import has_identical_prompts, tasks_text
 from buckeye.setup.recipe.sizes import description_share_text
 
 if TYPE_CHECKING:
+    from buckeye.config.orchestrator import OrchestratorConfig
     from buckeye.config.rl import RLConfig
     from buckeye.launch.preflight.disk import DiskEstimate
     from buckeye.setup.recipe.compose import Recipe
@@ -71,7 +72,7 @@ def plan_json(plan: RunPlan) -> dict[str, str]:
 def _rows(plan: RunPlan) -> dict[str, str]:
     recipe, orchestrator, disk = plan.recipe, plan.config.orchestrator, plan.disk.total
     sizes, steps = recipe.sizes, plan.config.trainer.max_steps
-    groups = math.ceil(orchestrator.batch_size / orchestrator.rollouts_per_example)
+    groups = math.ceil(orchestrator.batch_rollouts / orchestrator.rollouts_per_example)
     needed = f"up to {human_bytes(disk)} of" if disk else "unknown before the model is downloaded;"
     environment = recipe.environment
     count = environment.actions
@@ -86,8 +87,7 @@ def _rows(plan: RunPlan) -> dict[str, str]:
         **({"they use": uses} if uses else {}),
         **({"warning": _IDENTICAL_PROMPTS} if has_identical_prompts(environment) else {}),
         "model": _model_text(recipe),
-        "batch": f"{counted(orchestrator.batch_size, 'rollout')}: {counted(groups, 'task')} with "
-        f"{counted(orchestrator.rollouts_per_example, 'rollout')} each",
+        "batch": _batch_text(orchestrator, groups),
         "rollout": f"up to {counted(orchestrator.seq_len, 'token')}; longest prompt: "
         f"{sizes.prompt_tokens}" + ("" if sizes.is_exact else " (estimated from characters)"),
         "steps": f"{steps}; about {counted(epochs, 'epoch')} over the tasks" if steps else "no limit",
@@ -98,6 +98,14 @@ def _rows(plan: RunPlan) -> dict[str, str]:
         **({"logs to": tracker} if recipe.wandb else {}),
         "writes": f"{plan.config.output_dir}" + (f" ({plan.existing} has a run)" if plan.existing else ""),
     }
+
+
+def _batch_text(orchestrator: OrchestratorConfig, groups: int) -> str:
+    each = f"{counted(orchestrator.rollouts_per_example, 'rollout')} each"
+    if orchestrator.token_batch_size is not None:
+        tokens = f"at least {counted(orchestrator.token_batch_size, 'trained token')}"
+        return f"{tokens}: {counted(groups, 'task')} or more with {each}"
+    return f"{counted(orchestrator.batch_rollouts, 'rollout')}: {counted(groups, 'task')} with {each}"
 
 
 def _model_text(recipe: Recipe) -> str:
