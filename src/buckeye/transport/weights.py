@@ -11,7 +11,7 @@ import json
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -31,13 +31,15 @@ class Canary:
     """Reference output of a version of the weights. The output of an engine is compared with it.
 
     `token_ids` are the greedy continuation of `prompt_ids`, and `logprobs` their log-probs at temperature 1.
-    The trainer computed them in `dtype`.
+    The trainer computed them in `dtype`. `margins` are the differences between the log-probs of each token
+    and of the second most likely one.
     """
 
     dtype: str
     prompt_ids: list[int]
     token_ids: list[int]
     logprobs: list[float]
+    margins: list[float] = field(default_factory=list)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

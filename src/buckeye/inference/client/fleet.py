@@ -13,6 +13,7 @@ from buckeye.inference.client.replica import Replica, ReplicaLostError, gather_r
 from buckeye.inference.client.router import Router
 from buckeye.inference.client.weight_update import TargetWeights, load_weights, run_canary
 from buckeye.monitor.log import SUCCESS
+from buckeye.monitor.verdicts import is_power_of_ten
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +42,7 @@ class Fleet:
         self._on_restart_needed = on_restart_needed
         self._target: TargetWeights | None = None
         self._canaries: dict[Replica, CanaryResult] = {}
+        self._suspicious = 0  # comparisons of canaries with a warning
         self._refused: dict[Replica, tuple[str | None, TargetWeights | None]] = {}
         self._wrong_results_error: InferenceError | None = None
         self._recovery_timer: asyncio.TimerHandle | None = None
@@ -147,6 +149,16 @@ class Fleet:
         if result is None:
             return
         self._canaries[replica] = result
+        if result.warning is not None:
+            self._suspicious += 1
+            if is_power_of_ten(self._suspicious):
+                log.warning(
+                    "%s may compute incorrectly with weights version %d: %s (%d such comparisons so far)",
+                    replica.url,
+                    target.version,
+                    result.warning,
+                    self._suspicious,
+                )
         if result.problem is not None:
             error = InferenceError(
                 f"the server computes incorrectly with weights version {target.version}: {result.problem}",

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from buckeye.errors import RunError
@@ -36,7 +37,11 @@ _SAMPLED_WEIGHTS = 4_000_000  # number of weights to compare, spread over all pa
 _SAMPLES = 4
 _CONTEXT = 512  # number of tokens at the start of a sample that the model reads
 _POSITIONS = 32  # number of positions of a sample at which the next-token distributions are compared
-_CANARY_PROMPT_TOKENS = 8
+_CANARY_PROMPT = (
+    "The capital of France is Paris. The capital of Italy is Rome. The capital of Spain is Madrid. One, two, "
+    "three, four, five, six, seven, eight, nine,"
+)
+_CANARY_PROMPT_TOKENS = 8, 64  # minimum and maximum
 _CANARY_TOKENS = 4
 _DROPPED_BITS = 16  # a bfloat16 is the upper half of a float32
 _CHUNK_ELEMENTS = 2**18  # number of weights that fit the cache of a processor
@@ -123,31 +128,48 @@ class RoundingMonitor:
         return {"weights/served_kl": max(0.0, total / positions)} if positions else {}
 
 
-@torch.no_grad()
-def make_canary(policy: PolicyNetwork, stored: torch.dtype = torch.float32) -> Canary:
-    """Return the canary: the four greedy tokens after a prompt of eight tokens.
+def canary_prompt(tokenizer_files: Mapping[str, bytes], vocabulary: int) -> list[int]:
+    """Return the token ids of a natural text: a trained model is sure of its continuation.
 
-    The tokens of the prompt are spread over the vocabulary.
+    Without a usable `tokenizer.json`, return tokens that are spread over the vocabulary.
+    """
+    least, most = _CANARY_PROMPT_TOKENS
+    try:
+        tokenizer = Tokenizer.from_buffer(tokenizer_files["tokenizer.json"])
+        ids = [i for i in tokenizer.encode(_CANARY_PROMPT).ids if i < vocabulary][-most:]
+    except Exception:  # the library raises no narrower one
+        ids = []
+    return ids if len(set(ids)) >= least else [i * vocabulary // least for i in range(least)]
+
+
+@torch.no_grad()
+def make_canary(
+    policy: PolicyNetwork, stored: torch.dtype = torch.float32, *, prompt: Sequence[int] = ()
+) -> Canary:
+    """Return the canary: the four greedy tokens after `prompt`, or after tokens spread over the vocabulary.
+
     The dtype of the canary is the narrower one of the compute dtype and the `stored` dtype of the weights.
     """
     was_training = policy.model.training
     policy.model.eval()  # an adapter may have dropout
-    vocabulary = policy.model.config.vocab_size
-    prompt = [i * vocabulary // _CANARY_PROMPT_TOKENS for i in range(_CANARY_PROMPT_TOKENS)]
+    prompt = prompt or canary_prompt({}, policy.model.config.vocab_size)
     tokens: list[int] = []
     logprobs: list[float] = []
+    margins: list[float] = []
     for _ in range(_CANARY_TOKENS):
         ids = torch.tensor([*prompt, *tokens], device=policy.device)
         hidden = policy.hidden_states(ids, [len(ids)])[-1]
-        best = (policy.head_weight.to(hidden.dtype) @ hidden).float().log_softmax(-1).max(-1)
-        tokens.append(int(best.indices))
-        logprobs.append(float(best.values))
+        best = (policy.head_weight.to(hidden.dtype) @ hidden).float().log_softmax(-1).topk(2)
+        tokens.append(int(best.indices[0]))
+        logprobs.append(float(best.values[0]))
+        margins.append(float(best.values[0] - best.values[1]))
     policy.model.train(was_training)
     return Canary(
         dtype=str(min(policy.compute_dtype, stored, key=lambda dtype: dtype.itemsize)).removeprefix("torch."),
-        prompt_ids=prompt,
+        prompt_ids=list(prompt),
         token_ids=tokens,
         logprobs=logprobs,
+        margins=margins,
     )
 
 

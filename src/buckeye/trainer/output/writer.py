@@ -29,7 +29,7 @@ from buckeye.monitor.metrics import MetricsLog
 from buckeye.trainer.learner import Learner
 from buckeye.trainer.model.adapter_files import has_adapter, save_weights
 from buckeye.trainer.output.state import OPTIMIZER_DIRECTORY, TrainingState, capture_state, write_state
-from buckeye.trainer.output.weight_rounding import RoundingMonitor, make_canary, round_tensors
+from buckeye.trainer.output.weight_rounding import RoundingMonitor, canary_prompt, make_canary, round_tensors
 from buckeye.trainer.parallel.ranks import check_shared_folder, write_on_rank_zero
 from buckeye.trainer.parallel.shards import create_checkpoint_group, is_model_sharded, save_shards
 from buckeye.transport.checkpoint import (
@@ -67,6 +67,7 @@ class OutputWriter:
         self._settings = config.ckpt
         self._dtype, self._stochastic = _weight_format(config, learner)
         self._seed = config.seed
+        self._canary_prompt = canary_prompt(learner.tokenizer_files, learner.policy.model.config.vocab_size)
         self._last_step = learner.progress.step
         self._background = BackgroundThread()
         ranks = learner.ranks
@@ -100,7 +101,7 @@ class OutputWriter:
         adapter = has_adapter(policy.model)
         dtype = torch.float32 if adapter else self._dtype or policy.compute_dtype
         with self.use_published_weights():
-            canary = make_canary(policy, dtype)
+            canary = make_canary(policy, dtype, prompt=self._canary_prompt)
         tensors = self._published_tensors(dtype)
         publish = partial(
             publish_weights,
