@@ -1,5 +1,7 @@
 """Warnings of a dry run about settings that only a trainer with its model would refuse."""
 
+import json
+
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
@@ -63,6 +65,30 @@ def test_chats_that_are_invalid_are_reported(tiny_model, tmp_path):
         '{"messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]}\n'
     )
     assert warned(f"{flag} {chats}", tiny_model) == []
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}, "max_position_embeddings": 100},
+        {"rope_scaling": {"type": "longrope"}, "original_max_position_embeddings": 100},
+        {"rope_scaling": {"rope_type": "longrope", "original_max_position_embeddings": 100}},
+    ],
+)
+def test_samples_beyond_the_limit_of_rotary_positions_are_reported(tiny_model, tmp_path, rope):
+    config = json.loads((tiny_model / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "rope_parameters": None, **rope}))
+    (found,) = warned("--orchestrator.seq-len 101 --trainer.seq-len 300", tmp_path)
+    assert found.startswith("orchestrator.seq_len is 101, and ")
+    assert "to 100 tokens" in found
+    assert warned("--orchestrator.seq-len 100 --trainer.seq-len 300", tmp_path) == []
+    chats = tmp_path / "chats.jsonl"
+    chats.write_text(
+        '{"messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]}\n'
+    )
+    words = f"--orchestrator.seq-len 100 --trainer.seq-len 300 --trainer.supervised.path {chats}"
+    (found,) = warned(words, tmp_path)
+    assert found.startswith("trainer.seq_len is 300, and ")
 
 
 def test_trainer_warnings_are_empty_for_valid_settings(tiny_model, tmp_path):

@@ -259,3 +259,15 @@ def test_wrong_data_is_refused_before_torch_is_imported(
         assert "BK-DATA-FORMAT" in done.stderr
         assert "at prompts.jsonl:1" in done.stderr
     assert not (tmp_path / "out").exists()
+
+
+def test_seq_len_beyond_rotary_positions_is_refused(tmp_path, tiny_model, chat_file):
+    config = json.loads((tiny_model / "config.json").read_text())
+    (tmp_path / "model").mkdir()
+    rope = {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}, "max_position_embeddings": 100}
+    (tmp_path / "model" / "config.json").write_text(json.dumps({**config, **rope}))
+    words = ("--model", "model", "--data.path", chat_file, "--output-dir", "out", "--seq-len")
+    done = run_here("sft", *words, "101", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "BK-MODEL-UNSUPPORTED" in done.stderr
+    assert "seq_len is 101" in done.stderr

@@ -14,6 +14,7 @@ from buckeye.base.terminal import status_line
 from buckeye.cli.load import load, with_local_model, with_run_weights
 from buckeye.config.load import to_json
 from buckeye.config.sft import SFTConfig
+from buckeye.errors import UsageError
 from buckeye.launch.progress import describe_weights
 from buckeye.launch.resume import without_flags
 from buckeye.launch.resume_checks import check_resumable
@@ -72,10 +73,15 @@ def _check_inputs(config: SFTConfig) -> None:
 
     Runs before torch is imported and before files are written.
     """
+    from buckeye.inference.engine.architecture import read_model_config
     from buckeye.trainer.data.chat_data import check_first_chat
-    from buckeye.trainer.model.trainable import check_trainable
+    from buckeye.trainer.model.trainable import check_trainable, length_problem
 
     check_trainable(config.model.name)
+    model_config = read_model_config(Path(config.model.name) / "config.json")
+    problem = length_problem(model_config, config.seq_len, "seq_len")
+    if problem is not None:
+        raise UsageError(problem, code="BK-MODEL-UNSUPPORTED", at="seq_len")
     check_first_chat(config.data.path, "data.path")
     if config.data.val_path is not None:
         check_first_chat(config.data.val_path, "data.val_path")

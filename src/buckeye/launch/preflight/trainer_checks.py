@@ -6,6 +6,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from buckeye.base.user_function import find_missing_function
 from buckeye.config.losses import LossConfig
@@ -16,7 +17,7 @@ from buckeye.inference.engine.architecture import read_model_config, tensor_shap
 from buckeye.launch.preflight.disk import matches_module_name
 from buckeye.launch.preflight.model import find_model
 from buckeye.trainer.data.chat_data import check_first_chat
-from buckeye.trainer.model.trainable import untrainable_reasons
+from buckeye.trainer.model.trainable import length_problem, untrainable_reasons
 from buckeye.transport.checkpoint.base_digest import base_digest, read_base_digest
 
 _OUTER_MODULES = ("embed_tokens", "lm_head")  # not hidden layers
@@ -35,8 +36,10 @@ def trainer_warnings(config: RLConfig, model_path: Path | None, *, on_gpu: bool)
     ]
     if model_path is not None:
         with suppress(InferenceError):  # the check of the model reports a missing configuration
-            reasons = untrainable_reasons(read_model_config(model_path / "config.json"))
+            model_config = read_model_config(model_path / "config.json")
+            reasons = untrainable_reasons(model_config)
             warnings += [f"model.name: {model_path}/config.json: {reason}" for reason in reasons]
+            warnings += _length_warnings(config, model_config)
     shapes = tensor_shapes(model_path) if model_path is not None else {}
     lora = config.trainer.model.experimental.lora
     if shapes and lora is not None:
@@ -67,6 +70,15 @@ def _function_warnings(config: RLConfig) -> Iterator[str]:
         )
         if missing is not None:
             yield f"{name}.import_path: {missing}"
+
+
+def _length_warnings(config: RLConfig, model_config: Mapping[str, Any]) -> Iterator[str]:
+    """Yield an error if rollouts or conversations may be too long for the rotary positions of the model."""
+    lengths = {"orchestrator.seq_len": config.orchestrator.seq_len}
+    if config.trainer.supervised is not None:
+        lengths["trainer.seq_len"] = config.trainer.seq_len
+    problems = (length_problem(model_config, length, setting) for setting, length in lengths.items())
+    yield from filter(None, problems)
 
 
 def _data_warnings(config: RLConfig) -> Iterator[str]:

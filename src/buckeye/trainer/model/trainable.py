@@ -71,6 +71,17 @@ def longest_sample(config: Mapping[str, Any]) -> int | None:
     return min((int(limit) for limit in limits if limit is not None), default=None)
 
 
+def length_problem(config: Mapping[str, Any], length: int, setting: str) -> str | None:
+    """Return the reason if the model cannot train samples of the `length` that `setting` allows, or None."""
+    limit = longest_sample(config)
+    if limit is None or length <= limit:
+        return None
+    return (
+        f"{setting} is {length}, and the rotary positions of the model limit trained samples to {limit} "
+        f"tokens; set it to {limit} or less"
+    )
+
+
 def check_trainable(name: str, config: Mapping[str, Any] | None = None) -> None:
     """Raise `UsageError` with all reasons if a model cannot be trained.
 
