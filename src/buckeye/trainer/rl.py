@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -187,7 +187,7 @@ class RLTrainer:
         tokens = sum(len(s.token_ids) for s in batch.samples)
         with self.stopwatch.of("compute"):
             logger.info("Starting forward and backward pass (batch_size=%d)", len(samples))
-            updates = self._run_updates(validated)
+            updates, skipped = self._run_updates(validated)
             conversations = self._conversations(0 if validated.has_no_usable_samples else len(updates))
             update = self.learner.finish_step(
                 updates, tokens=tokens, samples=len(batch.samples), conversations=conversations
@@ -196,7 +196,7 @@ class RLTrainer:
                 first = next(self._mini_batches(validated))
                 with self.output.use_published_weights():
                     update |= self.batch_loss.measure_change(first, samples_to_train(first, self.config.loss))
-        self._write_untrained_samples(batch, validated, skipped=bool(update["skipped"]))
+        self._write_untrained_samples(batch, validated, skipped)
         self._orchestrator_state = batch.orchestrator_state
         self._publish()
         seconds = time.monotonic() - started
@@ -320,12 +320,15 @@ class RLTrainer:
             validated.usable, count=config.mini_batches, epochs=config.epochs_per_batch, seed=config.seed
         )
 
-    def _run_updates(self, validated: ValidatedBatch) -> list[Update]:
-        """Make all updates of a step. The step number does not change yet."""
+    def _run_updates(self, validated: ValidatedBatch) -> tuple[list[Update], set[int]]:
+        """Make all updates of a step. The step number does not change yet.
+
+        Also return the samples of skipped updates, by `id`.
+        """
         self.batch_loss.start_step()
         if validated.has_no_usable_samples:
-            return [self.learner.apply_gradient(math.nan)]  # skips the update
-        updates = []
+            return [self.learner.apply_gradient(math.nan)], set()  # skips the update
+        updates, skipped = list[Update](), set[int]()
         for number, mini_batch in enumerate(self._mini_batches(validated)):
             samples, supervised = samples_to_train(mini_batch, self.config.loss), self._supervised(number)
             with self.output.use_published_weights():
@@ -333,7 +336,9 @@ class RLTrainer:
             fault_point("trainer.step")
             heartbeat.report(f"updates the weights of step {self.step}")
             updates.append(self.learner.apply_gradient(loss))
-        return updates
+            if updates[-1].skipped:
+                skipped.update(map(id, mini_batch.samples))
+        return updates, skipped
 
     def _conversations(self, updates: int) -> int:
         """Return the number of conversations that updates take from the supervised data."""
@@ -348,15 +353,18 @@ class RLTrainer:
         samples = self._chats.take(position, settings.batch_size)
         return SupervisedSamples(samples=samples, coef=settings.coef)
 
-    def _write_untrained_samples(self, batch: Batch, validated: ValidatedBatch, *, skipped: bool) -> None:
-        """Write the samples that were not trained on to `skipped/`.
+    def _write_untrained_samples(self, batch: Batch, validated: ValidatedBatch, skipped: Set[int]) -> None:
+        """Write the samples of skipped updates and the invalid samples to `skipped/`.
 
-        If the step was skipped, these are all samples of the batch. Otherwise they are the invalid samples.
+        `skipped` has the samples of skipped updates, by `id`.
         """
-        if not self.ranks.is_rank_zero or not (skipped or validated.left_out):
-            return
-        samples = batch.samples if skipped else tuple(batch.samples[i] for i in validated.left_out)
-        write_skipped_samples(self._skipped, replace(batch, samples=samples), self.receiver.identity)
+        samples = tuple(
+            sample
+            for number, sample in enumerate(batch.samples)
+            if number in validated.left_out or id(sample) in skipped
+        )
+        if samples and self.ranks.is_rank_zero:
+            write_skipped_samples(self._skipped, replace(batch, samples=samples), self.receiver.identity)
 
 
 def _measures_change(step: int) -> bool:
