@@ -57,14 +57,15 @@ _KINDS = {
 def problem(command):
     """Return the error of the command line for a command printed in a text, or None.
 
-    Words in capitals, and words missing at the end, are for the reader to fill in.
+    Words in capitals, and words missing at the end, are for the reader to fill in. An interpolated name of a
+    command is unknown.
     """
     program, *line = _words(command)
     name, words = find_command(line if program == "buckeye" else [program, *line])
     if name not in BY_NAME:
         return (
             None
-            if not words or words[0].startswith("-") or words[0].isupper()
+            if not words or words[0].startswith("-") or words[0].isupper() or VALUE in words[0]
             else f"no such command: {words[0]}"
         )
     if not BY_NAME[name].takes_settings:

@@ -44,7 +44,7 @@ def doctor(
             message, code="BK-CLI-CONFLICT", hint="Leave --dry-run out; `rl doctor` starts no run"
         )
     if sample and config is None:
-        message = "`rl doctor --sample`: needs a configuration with a model"
+        message = "`rl doctor --sample N`: needs a configuration with a model"
         raise UsageError(
             message, code="BK-CLI-MISSING", hint="Add a configuration, as for `rl`: `@ run.toml`"
         )
