@@ -288,8 +288,8 @@ def test_the_published_canary_is_that_of_the_merged_model(tmp_path, tiny_model, 
     _train(tiny_model, tmp_path, max_steps=1)
     published = tmp_path / "weights" / "step_1"
     merge_adapter(str(tiny_model), published, tmp_path / "merged")
-    found = make_canary(load_policy(str(tmp_path / "merged"), CPU))
     canary = verify_weights(published).canary
+    found = make_canary(load_policy(str(tmp_path / "merged"), CPU), prompt=canary.prompt_ids)
     assert found.token_ids == canary.token_ids
     assert found.logprobs == pytest.approx(canary.logprobs, abs=logprob_error(layers=2, width=48))
 
