@@ -19,9 +19,14 @@ import torch
 from buckeye.config.inference import InferenceConfig
 from buckeye.inference.access import access_rules
 from buckeye.inference.client import InferenceClient, SamplingParams
-from buckeye.inference.engine.architecture import read_spec
 from buckeye.inference.engine.decoder import Decoder
 from buckeye.inference.engine.engine import Engine
+from buckeye.inference.engine.general_decoder import (
+    ColumnCache,
+    TransformersDecoder,
+    load_general_weights,
+)
+from buckeye.inference.engine.general_spec import GeneralSpec, read_served_spec
 from buckeye.inference.engine.kv_cache import KVCache
 from buckeye.inference.engine.sequences import Sequence
 from buckeye.inference.engine.weights import Checkpoint, DecoderWeights
@@ -146,8 +151,13 @@ PROMPT = tuple(range(20, 50))
 
 
 def make_engine(directory: Path, *, slots=8, spare=0, max_len=MAX_LEN, dtype=torch.float32, device="cpu"):
-    spec, settings = read_spec(directory), {"dtype": dtype, "device": torch.device(device)}
-    weights, checkpoint = DecoderWeights(spec, **settings), Checkpoint(directory)
+    spec, settings = read_served_spec(directory), {"dtype": dtype, "device": torch.device(device)}
+    checkpoint = Checkpoint(directory)
+    if isinstance(spec, GeneralSpec):
+        weights, _ = load_general_weights(spec, checkpoint, **settings)
+        cache = ColumnCache(slots=slots, spare=spare, max_len=max_len, **settings)
+        return Engine(TransformersDecoder(spec, weights, cache))
+    weights = DecoderWeights(spec, **settings)
     weights.check(checkpoint)
     weights.load(checkpoint)
     cache = KVCache(spec, slots=slots, spare=spare, max_len=max_len, **settings)

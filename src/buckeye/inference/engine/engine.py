@@ -13,7 +13,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from functools import partial
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
@@ -24,8 +24,11 @@ from buckeye.inference.engine.decoder import Chunk, Decoder, batch_chunks
 from buckeye.inference.engine.prefix_cache import CachedPrefix, PrefixCache, RunningPrompts
 from buckeye.inference.engine.sampling import SamplingBatch, sample, sampling_batch, uniforms
 from buckeye.inference.engine.sequences import RunningSequences, Sequence, record_top_logprobs
-from buckeye.inference.engine.weights import Checkpoint, ModelWeights
+from buckeye.inference.engine.weights import LoadableWeights
 from buckeye.inference.types import FinishReason
+
+if TYPE_CHECKING:  # the import of transformers takes seconds
+    from buckeye.inference.engine.general_decoder import TransformersDecoder
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +43,7 @@ _RATE_WINDOW = 1.0
 class Engine:
     """Sampler of many sequences at a time. Each step of the `decoder` appends one token to every sequence."""
 
-    def __init__(self, decoder: Decoder) -> None:
+    def __init__(self, decoder: Decoder | TransformersDecoder) -> None:
         cache = decoder.cache
         self.decoder = decoder
         self.version = 0
@@ -93,12 +96,12 @@ class Engine:
         return self._commands.call(self._resume)
 
     def install_weights(
-        self, new: ModelWeights | Checkpoint, version: int, *, keep_kv_cache: bool = False
+        self, new: LoadableWeights, version: int, *, keep_kv_cache: bool = False
     ) -> Future[None]:
         """Replace the weights between two decode steps.
 
-        `new` is the result of `DecoderWeights.prepare`. If `new` is a checkpoint, the engine reads it first.
-        Tokens sampled afterwards have `version`. The engine removes all cached prefixes, and recomputes the
+        `new` is the result of `prepare`. If it is a checkpoint, the engine reads it first. Tokens sampled
+        afterwards have `version`. The engine removes all cached prefixes, and recomputes the
         keys and values of running sequences with the new weights, unless `keep_kv_cache`.
         """
         return self._commands.call(partial(self._install_weights, new, version, keep_kv_cache))
@@ -399,7 +402,7 @@ class Engine:
     def _resume(self) -> None:
         self._state = "running"
 
-    def _install_weights(self, new: ModelWeights | Checkpoint, version: int, keep_kv_cache: bool) -> None:
+    def _install_weights(self, new: LoadableWeights, version: int, keep_kv_cache: bool) -> None:
         self._clear_prefixes()
         self._stale_cache = not keep_kv_cache
         self.decoder.weights.load(new)

@@ -40,11 +40,12 @@ class KVCache:
         self.slots = slots
         self.spare = spare
         self.max_len = max_len
-        self.kv = (
-            _lazy_zeros(shape, dtype)
-            if device.type == "cpu"
-            else torch.zeros(shape, dtype=dtype, device=device)
-        )
+        self.kv = allocate_zeros(shape, dtype, device)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of the keys and values."""
+        return self.kv.dtype
 
     def copy(self, source: int, target: int, length: int) -> None:
         """Copy the first `length` positions of slot `source` to slot `target`."""
@@ -60,19 +61,11 @@ def slot_bytes(spec: ModelSpec, max_len: int, dtype: torch.dtype) -> int:
     return 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * max_len * dtype.itemsize
 
 
-def count_slots(
-    spec: ModelSpec,
-    *,
-    max_num_seqs: int,
-    max_len: int,
-    dtype: torch.dtype,
-    budget: int,
-) -> int:
-    """Return the number of sequences of `max_len` tokens that fit into `budget` bytes.
+def count_slots(size: int, *, max_num_seqs: int, max_len: int, budget: int) -> int:
+    """Return the number of sequences of `size` bytes, which have `max_len` tokens, that fit into `budget`.
 
     The result is at most `max_num_seqs`. Raise `InferenceError` if none fits.
     """
-    size = slot_bytes(spec, max_len, dtype)
     slots = min(max_num_seqs, budget // size)
     if slots < 1:
         raise InferenceError(
@@ -101,6 +94,9 @@ def cache_budget(device: torch.device, *, gpu_share: float, logits: int) -> int:
     return max(left, int(_MIN_SHARE_OF_FREE * (free - weights)), 0)
 
 
-def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+def allocate_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Return zeros. On a CPU, the operating system allocates a page when it is first written."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
     count = math.prod(shape)
     return torch.frombuffer(mmap.mmap(-1, count * dtype.itemsize), dtype=dtype, count=count).view(shape)

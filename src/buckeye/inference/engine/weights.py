@@ -95,8 +95,14 @@ class LayerWeights:
         return [*tensors, *(t for part in projections if part is not None for t in part.tensors)]
 
 
+class LoadableWeights:
+    """Base class of weights that an engine can load: a checkpoint, or weights that were read from one."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ModelWeights:
+class ModelWeights(LoadableWeights):
     """Weights of a model, ready for computation.
 
     `embed` is [vocab, hidden], and `final_norm` is [hidden]. `head` projects to the vocabulary. The weights
@@ -124,7 +130,7 @@ class PartialUpdateError(InferenceError):
     code = "BK-WEIGHTS-UPDATE"
 
 
-class Checkpoint:
+class Checkpoint(LoadableWeights):
     """Safetensors files of a model directory.
 
     A file is mapped only while one of its tensors is read, because the pages of a mapped file count as memory
@@ -263,11 +269,12 @@ class DecoderWeights:
     def _has_separate_adapter(self, checkpoint: Checkpoint) -> bool:
         return bool(checkpoint.low_rank) and self._dtype.itemsize < 4
 
-    def load(self, new: ModelWeights | Checkpoint) -> None:
+    def load(self, new: LoadableWeights) -> None:
         """Replace the current weights by the result of `prepare`, or by a checkpoint that passed `check`.
 
         Raise `PartialUpdateError` if reading fails after the current weights were released.
         """
+        assert isinstance(new, ModelWeights | Checkpoint)
         if isinstance(new, ModelWeights):
             model = new
         elif self._has_separate_adapter(new):

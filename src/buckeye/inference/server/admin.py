@@ -18,9 +18,9 @@ from buckeye.base.foreign_files import data_folder
 from buckeye.chat.openai_api import InvalidRequestError, parse_request
 from buckeye.errors import UsageError
 from buckeye.inference.engine.adapters import AdaptedCheckpoint
-from buckeye.inference.engine.architecture import read_spec
 from buckeye.inference.engine.engine import PauseMode
-from buckeye.inference.engine.weights import Checkpoint, ModelWeights
+from buckeye.inference.engine.general_spec import read_served_spec
+from buckeye.inference.engine.weights import Checkpoint, LoadableWeights
 from buckeye.inference.server.protocol import (
     AbortRequest,
     FinishUpdateRequest,
@@ -118,7 +118,7 @@ class WeightUpdate:
     """
 
     def __init__(self) -> None:
-        self._checked: tuple[ModelWeights | Checkpoint, WeightsManifest] | None = None
+        self._checked: tuple[LoadableWeights, WeightsManifest] | None = None
 
     async def start(self, service: Service, request: Request) -> Response:
         """Start a weight update. An earlier update that is not finished is dropped."""
@@ -270,7 +270,7 @@ async def abort_requests(service: Service, request: Request) -> Response:
     return json_response({"aborted": known})
 
 
-def _open_weights(service: Service, path: str) -> tuple[ModelWeights | Checkpoint, WeightsManifest]:
+def _open_weights(service: Service, path: str) -> tuple[LoadableWeights, WeightsManifest]:
     """Check and read the weights in `path`. Return them with their manifest.
 
     One thread reads the weights while another one computes their checksums.
@@ -294,8 +294,8 @@ def _weights_folder(service: Service, path: str) -> Path:
         raise InvalidRequestError(str(error), hint=hint) from None
 
 
-def _prepare(service: Service, directory: Path) -> ModelWeights | Checkpoint:
-    spec = replace(read_spec(directory), eos_token_ids=service.spec.eos_token_ids)
+def _prepare(service: Service, directory: Path) -> LoadableWeights:
+    spec = replace(read_served_spec(directory), eos_token_ids=service.spec.eos_token_ids)
     if spec != service.spec:
         raise UsageError(
             f"cannot load the weights in {directory}: their architecture differs from the served model's",

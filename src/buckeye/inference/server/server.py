@@ -26,10 +26,11 @@ from buckeye.config.inference import InferenceConfig
 from buckeye.errors import InferenceError, UsageError
 from buckeye.inference.access import access_rules, client_line
 from buckeye.inference.engine.adapters import AdaptedCheckpoint
-from buckeye.inference.engine.architecture import model_directory, read_spec
+from buckeye.inference.engine.architecture import ModelSpec, model_directory
 from buckeye.inference.engine.decoder import Decoder
 from buckeye.inference.engine.engine import Engine, notify
-from buckeye.inference.engine.kv_cache import KVCache, cache_budget, count_slots
+from buckeye.inference.engine.general_spec import GeneralSpec, read_served_spec
+from buckeye.inference.engine.kv_cache import KVCache, cache_budget, count_slots, slot_bytes
 from buckeye.inference.engine.sequences import Sequence
 from buckeye.inference.engine.weights import Checkpoint, DecoderWeights, auto_dtype
 from buckeye.inference.render import ChatRenderer
@@ -141,31 +142,62 @@ def load_engine(config: InferenceConfig, directory: Path, adapter: Path | None =
         torch.set_num_threads(cpu_threads())
     # cuDNN's attention prepares every new shape, and decoding has thousands of shapes
     torch.backends.cuda.enable_cudnn_sdp(False)
-    spec = read_spec(directory)
+    spec = read_served_spec(directory)
     max_len = min(config.model.max_model_len or spec.max_positions, spec.max_positions)
     if config.model.max_model_len and max_len < config.model.max_model_len:
         log.warning("inference.model.max_model_len is reduced to %d, the maximum of the model", max_len)
     checkpoint = Checkpoint(directory) if adapter is None else AdaptedCheckpoint(directory, adapter)
     name = config.model.dtype
     dtype = auto_dtype(checkpoint, device) if name == "auto" else getattr(torch, name)
+    if isinstance(spec, GeneralSpec):
+        return _load_general_engine(config, spec, checkpoint, max_len=max_len, dtype=dtype, device=device)
     weights = DecoderWeights(spec, dtype=dtype, device=device)
     weights.check(checkpoint)
     weights.load(checkpoint)
+    slots, running = _count_slots(config, spec, slot_bytes(spec, max_len, dtype), max_len, device)
+    cache = KVCache(spec, slots=running, spare=slots - running, max_len=max_len, dtype=dtype, device=device)
+    return Engine(Decoder(spec, weights, cache))
+
+
+def _load_general_engine(
+    config: InferenceConfig,
+    spec: GeneralSpec,
+    checkpoint: Checkpoint,
+    *,
+    max_len: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Engine:
+    from buckeye.inference.engine.general_decoder import (  # the import of transformers takes seconds
+        SPARE_COLUMNS,
+        ColumnCache,
+        TransformersDecoder,
+        load_general_weights,
+    )
+
+    weights, token_bytes = load_general_weights(spec, checkpoint, dtype=dtype, device=device)
+    size = token_bytes * (max_len + SPARE_COLUMNS)
+    slots, running = _count_slots(config, spec, size, max_len, device)
+    cache = ColumnCache(slots=running, spare=slots - running, max_len=max_len, dtype=dtype, device=device)
+    return Engine(TransformersDecoder(spec, weights, cache))
+
+
+def _count_slots(
+    config: InferenceConfig, spec: ModelSpec | GeneralSpec, size: int, max_len: int, device: torch.device
+) -> tuple[int, int]:
+    """Return the number of slots of `size` bytes, and how many of them hold running sequences."""
     if config.kv_cache_gb is not None:
         budget = int(config.kv_cache_gb * 1e9)
     else:
         logits = 4 * config.max_num_seqs * spec.vocab_size
         budget = cache_budget(device, gpu_share=config.gpu_memory_utilization, logits=logits)
     slots = count_slots(
-        spec,
+        size,
         max_num_seqs=2 * config.max_num_seqs,  # the second half are spare slots, which keep earlier turns
         max_len=max_len,
-        dtype=dtype,
         budget=budget,
     )
-    running = min(slots, config.max_num_seqs)
-    cache = KVCache(spec, slots=running, spare=slots - running, max_len=max_len, dtype=dtype, device=device)
-    return Engine(Decoder(spec, weights, cache))
+    return slots, min(slots, config.max_num_seqs)
 
 
 class HttpThread:

@@ -48,7 +48,7 @@ class Service:
     ) -> None:
         self.engine = engine
         self.model_name = model_name
-        self.dtype = str(engine.decoder.cache.kv.dtype).removeprefix("torch.")
+        self.dtype = str(engine.decoder.cache.dtype).removeprefix("torch.")
         self.checksum: str | None = None
         """Checksum of the current weights or adapter; None before the first update."""
         self.directory = directory

@@ -1,0 +1,157 @@
+"""Models without a built-in decoder: their sizes, and the reasons why transformers cannot compute them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from buckeye.errors import InferenceError
+from buckeye.inference.engine.architecture import (
+    ModelSpec,
+    check_sizes,
+    eos_token_ids,
+    read_model_config,
+    read_spec,
+)
+from buckeye.inference.engine.model_fields import format_value
+
+_LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
+_DEFAULT_LENGTH = 2048  # of a model whose configuration has no length, such as BLOOM
+_HEADS = ("CausalLM", "LMHead")  # parts of the class names of causal language models
+_KINDS = ("full_attention", "sliding_attention", "chunked_attention", "moe", "mlp")
+_WITHOUT_EFFECT = ("dtype", "torch_dtype", "transformers_version", "use_cache", "name_or_path")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GeneralSpec:
+    """Model that transformers computes. `config` has the keys of `config.json` that may have an effect."""
+
+    model_type: str
+    vocab_size: int
+    max_positions: int
+    tied_head: bool
+    eos_token_ids: tuple[int, ...]
+    config: str
+
+
+def read_served_spec(directory: Path) -> ModelSpec | GeneralSpec:
+    """Return the spec of the model in `directory` for the built-in decoder, or else for the general path.
+
+    Raise `InferenceError` if `config.json` is damaged, or if neither path supports the model.
+    """
+    try:
+        return read_spec(directory)
+    except InferenceError as error:
+        if error.code != "BK-MODEL-UNSUPPORTED":
+            raise
+    path = directory / "config.json"
+    config = read_model_config(path)
+    reasons = general_reasons(config)
+    if reasons:
+        raise InferenceError(
+            f"the embedded engine does not support this model: {'; '.join(reasons)}",
+            code="BK-MODEL-UNSUPPORTED",
+            at=str(path),
+            hint='use vLLM (inference.backend = "vllm") or another model',
+        )
+    return _read_general_spec(directory, config)
+
+
+def general_path_line(model_type: str) -> str:
+    """Return the line of logs and checks about a model that transformers computes."""
+    return f"model type {model_type}: general path (transformers), slower than the built-in one"
+
+
+def general_reasons(config: Mapping[str, Any]) -> list[str]:
+    """Return the reasons why transformers cannot compute a model as a decoder. Import transformers if needed.
+
+    `config` is the content of a `config.json`.
+    """
+    return [*_file_reasons(config)] or [*_class_reasons(config)]
+
+
+def _file_reasons(config: Mapping[str, Any]) -> Iterator[str]:
+    parts = [key for key, value in config.items() if key.endswith("_config") and isinstance(value, Mapping)]
+    others = [key for key in parts if key.startswith(("vision", "audio", "speech"))]
+    if others:
+        yield f"it has {', '.join(others)}: only text is supported"
+    if config.get("is_encoder_decoder"):
+        yield "is_encoder_decoder is True: only decoders are supported"
+    if config.get("quantization_config"):
+        yield "the weights are quantized (quantization_config)"
+    if config.get("is_causal") is False or config.get("use_bidirectional_attention"):
+        yield "its attention is not causal"
+    names = config.get("architectures") or ()
+    heads = [name for name in names if not any(part in str(name) for part in _HEADS)]
+    if heads:
+        yield f"the architecture {format_value(heads[0])} is not a causal language model"
+    kinds = config.get("layer_types")
+    unknown = sorted({str(kind) for kind in kinds} - set(_KINDS)) if isinstance(kinds, list) else []
+    if unknown:
+        yield f"layer_types has {', '.join(unknown)}: the state of these layers is not supported"
+
+
+def _class_reasons(config: Mapping[str, Any]) -> Iterator[str]:
+    from transformers import AutoModelForCausalLM, __version__
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+    from transformers.models.auto.modeling_auto import (
+        MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+        MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
+    )
+
+    family = config.get("model_type")
+    if not isinstance(family, str) or family not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        remote = " without the model's remote code, which Buckeye does not run"
+        yield (
+            f"model_type is {format_value(family)}, which transformers {__version__} does not have as a "
+            f"decoder{remote if config.get('auto_map') else ''}"
+        )
+        return
+    if family in MODEL_FOR_MASKED_LM_MAPPING_NAMES and not config.get("is_decoder"):
+        yield f"model_type is {format_value(family)}, an encoder (is_decoder is not True)"
+        return
+    if family in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES:
+        yield f"model_type is {format_value(family)}, an encoder-decoder"
+        return
+    kind = AutoModelForCausalLM._model_mapping[CONFIG_MAPPING[family]]
+    if getattr(kind, "_is_stateful", False):
+        yield f"model_type is {format_value(family)}: recurrent or hybrid layers are not supported"
+    if kind.__name__.endswith("ForConditionalGeneration"):
+        yield f"model_type is {format_value(family)}: only text is supported"
+
+
+def _read_general_spec(directory: Path, config: Mapping[str, Any]) -> GeneralSpec:
+    from transformers import AutoConfig
+
+    check_sizes(directory)
+    try:
+        parsed = AutoConfig.from_pretrained(directory, trust_remote_code=False).get_text_config(decoder=True)
+        lengths = [value for key in _LENGTHS if isinstance(value := getattr(parsed, key, None), int)]
+        return GeneralSpec(
+            model_type=str(config["model_type"]),
+            vocab_size=int(parsed.vocab_size),
+            max_positions=min([*(lengths[:1] or [_DEFAULT_LENGTH]), *_longrope_lengths(parsed)]),
+            tied_head=bool(parsed.tie_word_embeddings),
+            eos_token_ids=eos_token_ids(config, directory),
+            config=json.dumps(
+                {key: value for key, value in config.items() if key not in _WITHOUT_EFFECT}, sort_keys=True
+            ),
+        )
+    except Exception as error:  # transformers raises arbitrary exceptions for a damaged configuration
+        raise InferenceError(
+            f"transformers cannot read the configuration: {error}",
+            code="BK-MODEL-DAMAGED",
+            at=str(directory / "config.json"),
+            hint="fetch or copy the model again",
+        ) from error
+
+
+def _longrope_lengths(parsed: Any) -> Iterator[int]:
+    """Yield the length beyond which "longrope" changes the angles of all positions, also of cached keys."""
+    rope = getattr(parsed, "rope_parameters", None) or {}
+    if rope.get("rope_type") == "longrope":
+        yield int(rope.get("original_max_position_embeddings") or parsed.original_max_position_embeddings)

@@ -1,0 +1,81 @@
+"""Random tiny models of any family of transformers."""
+
+import copy
+
+import torch
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+LAYERS, VOCAB, MAX_PARAMETERS = 2, 96, 2_000_000
+SMALL = {
+    "vocab_size": VOCAB,
+    **dict.fromkeys(("hidden_size", "d_model", "n_embd", "embed_dim", "dim"), 32),
+    **dict.fromkeys(("intermediate_size", "ffn_dim", "ffn_hidden_size", "n_inner", "dff"), 48),
+    **dict.fromkeys(("num_hidden_layers", "num_layers", "n_layer", "n_layers", "decoder_layers"), LAYERS),
+    **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "num_heads", "attention_heads"), 4),
+    **dict.fromkeys(("num_key_value_heads", "num_kv_heads"), 2),
+    "head_dim": 8,
+    "rotary_dim": 8,
+    "max_position_embeddings": 64,
+    "n_positions": 64,
+    "word_embed_proj_dim": 32,
+    "attention_types": [[["global", "local"], 1]],
+    "window_size": 4,
+    "sliding_window": 4,
+    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), 4),
+    **dict.fromkeys(("num_experts_per_tok", "moe_k", "moe_topk"), 2),
+    **dict.fromkeys(
+        ("moe_intermediate_size", "shared_expert_intermediate_size", "expert_ffn_hidden_size"), 24
+    ),
+    "n_shared_experts": 1,
+    "n_group": 1,
+    "topk_group": 1,
+    "q_lora_rank": 16,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 8,
+    **dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id")),
+}
+EXCEPTIONS = {"num_key_value_heads": 4, "head_dim": 8, "rope_interleave": True}
+"""Keys of models with latent attention."""
+QUICK = (
+    *(
+        "gpt2",
+        "gpt_neox",
+        "gptj",
+        "gpt_neo",
+        "falcon",
+        "bloom",
+        "mpt",
+        "phi",
+        "opt",
+        "stablelm",
+        "starcoder2",
+    ),
+    *("gemma", "gemma2", "cohere", "cohere2", "nemotron", "glm4", "arcee", "mixtral", "deepseek_v3"),
+)
+"""Families without a built-in decoder that cover all kinds of attention, positions and heads."""
+
+
+def tiny_config(family, **changes):
+    """Return a configuration of two layers; `changes` apply to the keys that its class has."""
+    kind = CONFIG_MAPPING[family]
+    known = kind().to_dict().keys() | kind.attribute_map.keys()
+    sizes = SMALL | (EXCEPTIONS if "kv_lora_rank" in known else {}) | changes
+    return kind(**{key: value for key, value in sizes.items() if key in known})
+
+
+def tiny_model(family, *, seed=0, **changes):
+    """Return a random model whose next-token distributions differ between positions."""
+    torch.manual_seed(seed)
+    config = tiny_config(family, **changes)
+    with torch.device("meta"):
+        size = sum(p.numel() for p in AutoModelForCausalLM.from_config(copy.deepcopy(config)).parameters())
+    if size > MAX_PARAMETERS:
+        raise ValueError(f"{family} has {size} parameters")
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            noise = torch.randn_like(parameter) * 0.2
+            parameter.copy_(noise if parameter.dim() > 1 else parameter + noise)
+    return model.eval()
