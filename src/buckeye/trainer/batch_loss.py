@@ -230,7 +230,9 @@ def run_micro_batches(
         # with bins of at most this many tokens, every rank has a bin
         rank_share = -(-sum(map(len, token_ids)) // learner.ranks.dp_size)
         capacity = min(size.capacity(longest), max(rank_share, longest))
-        bins = plan_bins(token_ids, capacity, pair_cost=learner.policy.pair_cost)
+        bins = plan_bins(
+            token_ids, capacity, pair_cost=learner.policy.pair_cost, padded=learner.policy.padded
+        )
         largest = max((b.tokens for b in bins), default=0)
         sums = _run_bins(learner, bins, work, names)
         if sums[_OUT_OF_MEMORY] and learner.ranks.mesh is not None:

@@ -60,7 +60,7 @@ def masked_logprobs(
     masks = [sample.loss_mask for sample in samples] if masks is None else masks
     ids, found = [sample.token_ids for sample in samples], [np.empty(0)] * len(samples)
     policy.eval()
-    for chosen in plan_bins(ids, max([_ROW, *map(len, ids)])):
+    for chosen in plan_bins(ids, max([_ROW, *map(len, ids)]), padded=policy.padded):
         at = chosen.indices
         row = pack_micro_batch([ids[i] for i in at], [masks[i] for i in at], policy.device)
         temperatures = torch.tensor([samples[i].temperature for i in at], device=policy.device)

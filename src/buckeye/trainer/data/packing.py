@@ -58,7 +58,9 @@ class Bin:
     cost: float
 
 
-def plan_bins(token_ids: Sequence[Tokens], capacity: int, *, pair_cost: float = 0.0) -> list[Bin]:
+def plan_bins(
+    token_ids: Sequence[Tokens], capacity: int, *, pair_cost: float = 0.0, padded: bool = False
+) -> list[Bin]:
     """Return the samples in bins of at most `capacity` tokens, by first-fit decreasing.
 
     Each sample is in exactly one bin. Samples that share a prefix stay in one bin if they fit. Otherwise they
@@ -66,8 +68,9 @@ def plan_bins(token_ids: Sequence[Tokens], capacity: int, *, pair_cost: float = 
     optimal number of bins plus 6/9 (Dósa 2007).
 
     `pair_cost` is the cost of attention per pair of tokens, in units of the cost of a token without
-    attention. Raise `TransportError` for a sample longer than `capacity`, which the orchestrator should have
-    truncated.
+    attention. If `padded`, each sample has its own row, padded to the longest sample of the bin, and prefixes
+    are not shared. Raise `TransportError` for a sample longer than `capacity`, which the orchestrator should
+    have truncated.
     """
     lengths = [len(ids) for ids in token_ids]
     for index, length in enumerate(lengths):
@@ -77,6 +80,8 @@ def plan_bins(token_ids: Sequence[Tokens], capacity: int, *, pair_cost: float = 
                 code="BK-BATCH",
                 hint="raise trainer.seq_len, or lower orchestrator.seq_len",
             )
+    if padded:
+        return _plan_padded_bins(lengths, capacity, pair_cost)
     parts = [part for group in prefix_groups(token_ids) for part in _split(group, lengths, capacity)]
     tokens = [_tokens(part, lengths) for part in parts]
     return [
@@ -87,6 +92,18 @@ def plan_bins(token_ids: Sequence[Tokens], capacity: int, *, pair_cost: float = 
         )
         for numbers in pack(tokens, capacity)
     ]
+
+
+def _plan_padded_bins(lengths: Sequence[int], capacity: int, pair_cost: float) -> list[Bin]:
+    """Return bins of samples of similar length. Their padded rows have at most `capacity` tokens."""
+    order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
+    bins = []
+    while order:
+        longest = lengths[order[0]]
+        members, order = order[: capacity // longest], order[capacity // longest :]
+        tokens = longest * len(members)
+        bins.append(Bin(indices=tuple(members), tokens=tokens, cost=tokens * (1 + pair_cost * longest / 2)))
+    return bins
 
 
 def pack(lengths: Sequence[int], capacity: int) -> list[list[int]]:

@@ -19,6 +19,12 @@ from buckeye.inference.engine.architecture import check_sizes
 from buckeye.inference.engine.weights import auto_compute_dtype
 from buckeye.trainer.data.packing import PackedMicroBatch, pack_micro_batch
 from buckeye.trainer.model.attention import PACKED_ATTENTION, flash_available
+from buckeye.trainer.model.general import (
+    can_pack,
+    disable_dropout,
+    padded_logits,
+    padded_token_logprobs,
+)
 from buckeye.trainer.model.logprobs import token_logprobs
 from buckeye.trainer.model.rms_norm import replace_norms
 from buckeye.trainer.model.trainable import (
@@ -26,6 +32,7 @@ from buckeye.trainer.model.trainable import (
     logits_divisor,
     longest_sample,
     model_load_error,
+    unpacked_reasons,
 )
 
 logger = logging.getLogger(__name__)
@@ -37,17 +44,25 @@ class PolicyNetwork(nn.Module):
     """Module that computes the log-probs of tokens. Its `forward` uses all parameters, as sharding requires.
 
     The model computes on `device`, its layers in `compute_dtype`. Trained parameters are float32. `flash`
-    selects the variable-length attention of CUDA.
+    selects the variable-length attention of CUDA. If `padded`, transformers computes padded rows with one
+    sample each.
     """
 
     def __init__(
-        self, model: PreTrainedModel, device: torch.device, *, compute_dtype: torch.dtype, flash: bool
+        self,
+        model: PreTrainedModel,
+        device: torch.device,
+        *,
+        compute_dtype: torch.dtype,
+        flash: bool,
+        padded: bool = False,
     ) -> None:
         super().__init__()
         self.model = model
         self.device = device
         self.compute_dtype = compute_dtype
         self.flash = flash
+        self.padded = padded
         config = model.config.to_dict()
         self._logits_divisor = logits_divisor(config)
         self._longest_sample = longest_sample(config)
@@ -57,9 +72,24 @@ class PolicyNetwork(nn.Module):
 
         Both tensors are [N] and differentiable. `temperatures` is f32[N].
         """
+        if self.padded:
+            self._check_length(row.layout.longest_keys)
+            with self.cast_weights():
+                return padded_token_logprobs(self.model, row, temperatures)
         hidden = self.run_layers(row).index_select(0, row.sources)
         with torch.autocast(hidden.device.type, enabled=False):  # autocast would add entropies in bfloat16
             return token_logprobs(hidden, self.head_weight, row.targets, temperatures)
+
+    def logits(self, token_ids: Tensor, positions: slice | Tensor, *, head: Tensor | None = None) -> Tensor:
+        """Return the logits after the given positions of a sample, float32 [positions, vocabulary].
+
+        `token_ids` is i64[tokens]. `head` replaces the output projection, unless rows are padded.
+        """
+        if self.padded:
+            with self.cast_weights():
+                return padded_logits(self.model, token_ids)[positions].float()
+        hidden = self.hidden_states(token_ids, [len(token_ids)])[positions]
+        return (hidden @ (self.head_weight if head is None else head).to(hidden.dtype).T).float()
 
     def hidden_states(self, token_ids: Tensor, lengths: Sequence[int]) -> Tensor:
         """Return the final hidden states [tokens, hidden] of samples.
@@ -77,13 +107,7 @@ class PolicyNetwork(nn.Module):
 
         Raise `UsageError` if a sample is too long for the rotary positions of the model.
         """
-        longest, limit = row.layout.longest_keys, self._longest_sample
-        if limit is not None and longest > limit:
-            raise UsageError(
-                f"a sample has {longest} tokens; the rotary positions of the model limit samples to {limit}",
-                code="BK-MODEL-UNSUPPORTED",
-                hint=f"set seq_len to {limit} or less",
-            )
+        self._check_length(row.layout.longest_keys)
         with self.cast_weights():
             embedded = self.model.get_input_embeddings()(row.token_ids)[None]
             output = self.model.base_model(
@@ -97,6 +121,15 @@ class PolicyNetwork(nn.Module):
         if self._logits_divisor != 1:
             hidden = hidden / self._logits_divisor
         return hidden.to(self.compute_dtype) if self._is_mixed else hidden
+
+    def _check_length(self, longest: int) -> None:
+        limit = self._longest_sample
+        if limit is not None and longest > limit:
+            raise UsageError(
+                f"a sample has {longest} tokens; the rotary positions of the model limit samples to {limit}",
+                code="BK-MODEL-UNSUPPORTED",
+                hint=f"set seq_len to {limit} or less",
+            )
 
     def cast_weights(self) -> AbstractContextManager[Any]:
         """Return a context in which weights are cast to the compute dtype once, not in every forward pass.
@@ -146,7 +179,7 @@ class PolicyNetwork(nn.Module):
     @property
     def pair_cost(self) -> float:
         """Cost of attention per pair of tokens, divided by the cost of a token without attention."""
-        config = self.model.config
+        config = self.model.config.get_text_config(decoder=True)
         heads = config.num_attention_heads
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
         return 2.0 * config.num_hidden_layers * heads * head_dim / self.matrix_elements
@@ -202,13 +235,14 @@ def load_policy(
     not exist or cannot be trained.
     """
     transformers_logging.disable_progress_bar()
-    config = read_trainable_config(name)
+    config = read_trainable_config(name, sharded=sharded)
+    is_packed = not unpacked_reasons(config.to_dict())
     try:
         model, info = AutoModelForCausalLM.from_pretrained(
             name,
             config=config,
             dtype=_frozen_dtype(compute_dtype, device) if frozen else torch.float32,
-            attn_implementation=PACKED_ATTENTION,
+            attn_implementation=PACKED_ATTENTION if is_packed else None,
             output_loading_info=True,
         )
     except Exception as error:  # transformers raises arbitrary exceptions for an incomplete model directory
@@ -219,39 +253,55 @@ def load_policy(
             code="BK-MODEL-DAMAGED",
             hint="download or copy the model again",
         )
-    return make_policy(
-        model if sharded else model.to(device), name, device, flash=flash, compute_dtype=compute_dtype
-    )
+    model = model if sharded else model.to(device)
+    is_packed = is_packed or can_pack(model, name)
+    return make_policy(model, name, device, flash=flash, compute_dtype=compute_dtype, padded=not is_packed)
 
 
-def read_trainable_config(name: str) -> PreTrainedConfig:
+def read_trainable_config(name: str, *, sharded: bool) -> PreTrainedConfig:
     """Return the configuration of the model of a local directory or a hub name.
 
     Raise `UsageError` if the model cannot be trained, or if a size in `config.json` does not fit the weights.
+    Only a model with packed rows can be `sharded`.
     """
     try:
         if (Path(name) / "config.json").is_file():
             check_sizes(Path(name))
-        config = AutoConfig.from_pretrained(name)
+        config = AutoConfig.from_pretrained(name, trust_remote_code=False)
     except Exception as error:  # transformers raises arbitrary exceptions for an incomplete model directory
         raise model_load_error(name, error) from error
-    check_trainable(name, config.to_dict())
+    content = config.to_dict()
+    check_trainable(name, content)
+    if sharded and (reasons := unpacked_reasons(content)):
+        raise UsageError(
+            f"the model {name!r} cannot be sharded: {'; '.join(reasons)}",
+            code="BK-MODEL-UNSUPPORTED",
+            at="trainer.model.sharding",
+            hint='set it to "none"',
+        )
     return config
 
 
 def make_policy(
-    model: PreTrainedModel, name: str, device: torch.device, *, flash: bool, compute_dtype: ComputeDtype
+    model: PreTrainedModel,
+    name: str,
+    device: torch.device,
+    *,
+    flash: bool,
+    compute_dtype: ComputeDtype,
+    padded: bool = False,
 ) -> PolicyNetwork:
     """Return the policy of a loaded model. Error messages contain its `name`.
 
-    With `flash`, use the variable-length attention of CUDA if it is available.
+    With `flash`, use the variable-length attention of CUDA if it is available. If `padded`, transformers
+    computes padded rows.
 
-    Raise `UsageError` if the output layer has a bias. Also raise it if the output layer is separate, although
-    the configuration ties it to the embedding. Engines would ignore such a bias or layer in published
-    weights.
+    Raise `UsageError` if rows are packed and the output layer has a bias. Also raise it if the output layer
+    is separate, although the configuration ties it to the embedding. Engines would ignore such a layer in
+    published weights.
     """
     head = model.get_output_embeddings()
-    if head is None or head.bias is not None:
+    if head is None or (head.bias is not None and not padded):
         raise UsageError(
             f"the model {name!r} cannot be trained: its output layer has a bias",
             code="BK-MODEL-UNSUPPORTED",
@@ -264,15 +314,16 @@ def make_policy(
             hint="set tie_word_embeddings to false in its config.json",
         )
     replace_norms(model)
+    disable_dropout(model)
     _enable_padding_gradient(model)
     if compute_dtype == "auto":
         dtype = auto_compute_dtype(sum(p.numel() for p in model.parameters()), device)
     else:
         dtype = getattr(torch, compute_dtype)
-    use_flash = flash and dtype == torch.bfloat16 and flash_available(device)
-    if flash and device.type == "cuda" and not use_flash:
+    use_flash = flash and not padded and dtype == torch.bfloat16 and flash_available(device)
+    if flash and device.type == "cuda" and not use_flash and not padded:
         logger.info("Using torch's padded attention: no flash attention for this GPU and %s", dtype)
-    return PolicyNetwork(model.train(), device, compute_dtype=dtype, flash=use_flash)
+    return PolicyNetwork(model.train(), device, compute_dtype=dtype, flash=use_flash, padded=padded)
 
 
 def _frozen_dtype(compute_dtype: ComputeDtype, device: torch.device) -> torch.dtype | Literal["auto"]:

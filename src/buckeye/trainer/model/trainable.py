@@ -8,6 +8,7 @@ from typing import Any
 
 from buckeye.errors import BuckeyeError, UsageError
 from buckeye.inference.engine.architecture import read_model_config
+from buckeye.inference.engine.general_spec import general_reasons
 from buckeye.inference.engine.model_fields import format_value
 
 FAMILIES = (
@@ -17,14 +18,12 @@ FAMILIES = (
     *("bitnet", "diffllama", "iquestcoder", "jais2", "persimmon"),
     *("gpt2", "gpt_bigcode", "gpt_neox", "opt", "biogpt"),
 )
-"""Supported values of `model_type`. Log-probs of packed rows were compared with transformers for these
-families.
+"""Values of `model_type` that compute packed rows. Their log-probs were compared with transformers.
 
-Some other families have recurrent or convolutional layers, or position biases, which would mix the samples of
-a row. Some scale logits after the output projection, which the trainer does not support.
+Some other families have position biases or layers that would mix the samples of a row, or scale logits after
+the output projection. transformers computes them on padded rows.
 """
 
-_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 _SCALES = ("final_logit_softcapping", "attn_logit_softcapping", "logit_scale", "logits_scaling")
 _DIVIDED = ("granite",)  # families whose logits are divided by `logits_scaling`
 _SWITCHES = (
@@ -43,14 +42,17 @@ def untrainable_reasons(config: Mapping[str, Any]) -> list[str]:
 
     `config` is the content of `config.json`, or a configuration of transformers as a dictionary.
     """
-    experts = [*_expert_reasons(config)]
+    return general_reasons(config) if unpacked_reasons(config) else []
+
+
+def unpacked_reasons(config: Mapping[str, Any]) -> list[str]:
+    """Return the reasons why a model may compute other log-probs in packed rows.
+
+    `config` is the content of `config.json`, or a configuration of transformers as a dictionary.
+    """
     family = config.get("model_type")
-    if not experts and family not in FAMILIES:
-        return [
-            f"model_type is {format_value(family)}, which the trainer does not support; it supports "
-            f"{', '.join(FAMILIES)}"
-        ]
-    return [*experts, *_packing_reasons(config)]
+    unknown = [] if family in FAMILIES else [f"model_type is {format_value(family)}"]
+    return [*unknown, *packing_reasons(config)]
 
 
 def logits_divisor(config: Mapping[str, Any]) -> float:
@@ -105,22 +107,12 @@ def model_load_error(name: str, error: Exception) -> UsageError:
     return UsageError(f"{what}: {error}", code="BK-MODEL-DAMAGED" if has_config else "BK-MODEL-NOT-FOUND")
 
 
-def _expert_reasons(config: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a reason for each setting of a mixture of experts."""
-    for part in (config, *(value for value in config.values() if isinstance(value, Mapping))):
-        for key in _EXPERTS:
-            if part.get(key):
-                yield (
-                    f"{key} is {format_value(part[key])}: the trainer does not support mixtures of experts "
-                    "(vLLM serves them)"
-                )
-
-
-def _packing_reasons(config: Mapping[str, Any]) -> Iterator[str]:
+def packing_reasons(config: Mapping[str, Any]) -> Iterator[str]:
+    """Yield each setting that packed rows do not support."""
     for key in _SCALES:
         is_divided = key == "logits_scaling" and config.get("model_type") in _DIVIDED
         if config.get(key) not in (None, 1.0) and not is_divided:
-            yield f"{key} is {format_value(config[key])}: the trainer does not scale scores or logits"
+            yield f"{key} is {format_value(config[key])}: packed rows do not scale scores or logits"
     for key in _SWITCHES:
         if config.get(key):
             yield f"{key} is {format_value(config[key])}"

@@ -205,8 +205,8 @@ def _load_adapted_model(base: Path, adapter: Path) -> Any:
 def _policy_distributions(policy: PolicyNetwork) -> _Distributions:
     @torch.no_grad()
     def distributions(ids: Sequence[int]) -> Tensor:
-        hidden = policy.hidden_states(torch.tensor(ids, device=policy.device), [len(ids)])[-_COMPARED:]
-        return (hidden @ policy.head_weight.to(hidden.dtype).T).float().log_softmax(-1)
+        ids_tensor = torch.tensor(ids, device=policy.device)
+        return policy.logits(ids_tensor, slice(-_COMPARED, None)).log_softmax(-1)
 
     policy.model.eval()
     return distributions

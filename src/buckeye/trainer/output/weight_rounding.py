@@ -111,13 +111,15 @@ class RoundingMonitor:
     @torch.no_grad()
     def _divergence(self, samples: Sequence[Sample]) -> dict[str, float]:
         model, device = self._policy.model, self._policy.device
-        exact = PolicyNetwork(model, device, compute_dtype=torch.float32, flash=False)
+        exact = PolicyNetwork(
+            model, device, compute_dtype=torch.float32, flash=False, padded=self._policy.padded
+        )
         names = {id(parameter): name for name, parameter in model.named_parameters()}
         total, positions = 0.0, 0
         was_training = model.training
         model.eval()
         for sample in [s for s in samples if s.loss_mask[:_CONTEXT].any()][:_SAMPLES]:
-            trained = _next_token_logprobs(exact, sample, exact.head_weight)
+            trained = _next_token_logprobs(exact, sample)
             with _use_stored_weights(model, names, self._store):
                 head = self._store(names[id(exact.head_weight)], exact.head_weight).float()
                 stored = _next_token_logprobs(exact, sample, head)
@@ -158,8 +160,7 @@ def make_canary(
     margins: list[float] = []
     for _ in range(_CANARY_TOKENS):
         ids = torch.tensor([*prompt, *tokens], device=policy.device)
-        hidden = policy.hidden_states(ids, [len(ids)])[-1]
-        best = (policy.head_weight.to(hidden.dtype) @ hidden).float().log_softmax(-1).topk(2)
+        best = policy.logits(ids, slice(-1, None))[0].log_softmax(-1).topk(2)
         tokens.append(int(best.indices[0]))
         logprobs.append(float(best.values[0]))
         margins.append(float(best.values[0] - best.values[1]))
@@ -205,12 +206,11 @@ def round_stochastically(x: Tensor, generator: torch.Generator) -> Tensor:
     return rounded
 
 
-def _next_token_logprobs(policy: PolicyNetwork, sample: Sample, head: Tensor) -> Tensor:
+def _next_token_logprobs(policy: PolicyNetwork, sample: Sample, head: Tensor | None = None) -> Tensor:
     """Return the next-token log-probs at trained positions of a sample, float32 [positions, vocabulary]."""
     ids = torch.from_numpy(sample.token_ids[:_CONTEXT]).long().to(policy.device)
     positions = torch.from_numpy(sample.loss_mask[:_CONTEXT]).nonzero()[:_POSITIONS, 0].to(policy.device) - 1
-    hidden = policy.hidden_states(ids, [len(ids)])[positions]
-    return (hidden @ head.T).float().log_softmax(-1)
+    return policy.logits(ids, positions, head=head).log_softmax(-1)
 
 
 @contextmanager

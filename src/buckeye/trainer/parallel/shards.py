@@ -99,7 +99,7 @@ def empty_policy(
 
 
 def _empty_model(name: str) -> PreTrainedModel:
-    config = read_trainable_config(name)
+    config = read_trainable_config(name, sharded=True)
     try:
         with torch.device("meta"):
             model: PreTrainedModel = AutoModelForCausalLM.from_config(
