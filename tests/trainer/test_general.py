@@ -1,4 +1,4 @@
-"""Models that transformers computes: log-probs and gradients equal those of transformers, in the trainer too."""
+"""Models that transformers computes: log-probs and gradients of the trainer equal those of transformers."""
 
 import numpy as np
 import pytest

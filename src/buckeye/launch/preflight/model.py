@@ -17,7 +17,8 @@ from buckeye.config.adapter import is_adapter, read_base_model
 from buckeye.config.rl import RLConfig
 from buckeye.config.trainer import LoRAConfig
 from buckeye.errors import InferenceError, UsageError, first_line
-from buckeye.inference.engine.architecture import check_sizes, is_untrained, read_spec
+from buckeye.inference.engine.architecture import check_sizes, is_untrained
+from buckeye.inference.engine.general_spec import GeneralSpec, general_path_line, read_served_spec
 from buckeye.inference.render.template import PROBE_QUESTION, PROBE_SYSTEM
 from buckeye.inference.render.template_files import TEMPLATE_FILE, read_template
 from buckeye.launch.preflight.check import Check, failed, failed_with, ok, skipped, warning
@@ -26,6 +27,7 @@ from buckeye.monitor.learning_findings import PRETRAINED
 from buckeye.run_files.directory import RUN_FILE
 from buckeye.run_files.known_runs import find_run
 from buckeye.run_files.record import ACTIVE_STATES, STATUS_FILE, read_record
+from buckeye.trainer.model.trainable import unpacked_reasons
 from buckeye.transport.checkpoint import check_shard_format
 
 MODEL, TOKENIZER = "model", "tokenizer"
@@ -184,7 +186,7 @@ def check_model(config: RLConfig, *, vllm: bool) -> Check:
     check = _check_architecture(config, path, vllm=vllm)
     ckpt = config.trainer.ckpt
     is_new = ckpt is None or ckpt.resume_step is None
-    if check.state == "ok" and is_new and is_untrained(path):
+    if check.state != "failed" and not check.do and is_new and is_untrained(path):
         return warning(MODEL, f"{check.seen}: these weights are untrained", PRETRAINED)
     return check
 
@@ -215,10 +217,12 @@ def _check_architecture(config: RLConfig, path: Path, *, vllm: bool) -> Check:
     except (InferenceError, UsageError) as error:
         return failed_with(MODEL, error, "download the model again")
     seen = f"{architecture}, {path}"
+    is_general = bool(unpacked_reasons(model_config))
+    general = warning(MODEL, f"{seen}; {general_path_line(str(model_config.get('model_type')))}", "")
     if config.inference is None or vllm:
-        return ok(MODEL, seen)
+        return general if is_general else ok(MODEL, seen)
     try:
-        spec = read_spec(path)
+        spec = read_served_spec(path)
     except InferenceError as error:
         do = "use vLLM on a GPU (`buckeye vllm install`), or another model"
         return failed_with(MODEL, error, do)
@@ -229,7 +233,7 @@ def _check_architecture(config: RLConfig, path: Path, *, vllm: bool) -> Check:
             f"{seen}: the model has {spec.max_positions} positions, but seq_len is {seq_len}",
             f"add `--seq-len {spec.max_positions}`",
         )
-    return ok(MODEL, seen)
+    return general if is_general or isinstance(spec, GeneralSpec) else ok(MODEL, seen)
 
 
 def fetch_small_files(name: str) -> Check:

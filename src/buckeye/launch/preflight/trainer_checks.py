@@ -17,7 +17,7 @@ from buckeye.inference.engine.architecture import read_model_config, tensor_shap
 from buckeye.launch.preflight.disk import matches_module_name
 from buckeye.launch.preflight.model import find_model
 from buckeye.trainer.data.chat_data import check_first_chat
-from buckeye.trainer.model.trainable import length_problem, untrainable_reasons
+from buckeye.trainer.model.trainable import length_problem, unpacked_reasons, untrainable_reasons
 from buckeye.transport.checkpoint.base_digest import base_digest, read_base_digest
 
 _OUTER_MODULES = ("embed_tokens", "lm_head")  # not hidden layers
@@ -36,10 +36,15 @@ def trainer_warnings(config: RLConfig, model_path: Path | None, *, on_gpu: bool)
     ]
     if model_path is not None:
         with suppress(InferenceError):  # the check of the model reports a missing configuration
-            model_config = read_model_config(model_path / "config.json")
-            reasons = untrainable_reasons(model_config)
+            content = read_model_config(model_path / "config.json")
+            reasons = untrainable_reasons(content)
+            if not reasons and config.trainer.model.sharding != "none" and _is_sharded(config, on_gpu=on_gpu):
+                reasons = [
+                    f"{reason}: such a model cannot be sharded; set trainer.model.sharding to none"
+                    for reason in unpacked_reasons(content)
+                ]
             warnings += [f"model.name: {model_path}/config.json: {reason}" for reason in reasons]
-            warnings += _length_warnings(config, model_config)
+            warnings += _length_warnings(config, content)
     shapes = tensor_shapes(model_path) if model_path is not None else {}
     lora = config.trainer.model.experimental.lora
     if shapes and lora is not None:
@@ -95,15 +100,18 @@ def _sharding_warnings(config: RLConfig, *, on_gpu: bool) -> Iterator[str]:
 
     The configuration rejects this when `sharding` is "full". With "auto", the devices of this machine decide.
     """
-    model = config.trainer.model
-    is_model_sharded = (
-        on_gpu and model.device != "cpu" and (config.trainer_ranks > 1 or model.fsdp_cpu_offload)
-    )
-    if config.trainer.optim.type == "adamw8bit" and model.sharding == "auto" and is_model_sharded:
+    is_sharded = config.trainer.model.sharding == "auto" and _is_sharded(config, on_gpu=on_gpu)
+    if config.trainer.optim.type == "adamw8bit" and is_sharded:
         yield (
             "trainer.optim.type: adamw8bit does not support a model that is sharded over GPUs; set "
             'trainer.model.sharding = "none", or use adamw'
         )
+
+
+def _is_sharded(config: RLConfig, *, on_gpu: bool) -> bool:
+    """Return True if the trainer would shard the model, unless `sharding` is "none"."""
+    model = config.trainer.model
+    return on_gpu and model.device != "cpu" and (config.trainer_ranks > 1 or model.fsdp_cpu_offload)
 
 
 def _adapter_warnings(adapter: Path, model: str, shapes: Mapping[str, Sequence[int]]) -> Iterator[str]:

@@ -22,8 +22,8 @@ from buckeye.trainer.model.trainable import packing_reasons
 logger = logging.getLogger(__name__)
 
 _CHECKED_LENGTHS = (11, 6, 3)
-_MAX_DIFFERENCE = 1e-3  # of logits, relative; several times the rounding error of float32
-_MAX_DIFFERENCE_16_BIT = 0.05
+# of logits, relative; several times the rounding error of float32, and of bfloat16
+_MAX_DIFFERENCE, _MAX_DIFFERENCE_16_BIT = 1e-3, 0.05
 
 
 def padded_logits(model: PreTrainedModel, token_ids: Tensor) -> Tensor:
@@ -37,7 +37,7 @@ def padded_token_logprobs(
 ) -> tuple[Tensor, Tensor]:
     """Return the log-prob of each of the N targets of a row, and the entropy of its distribution, [N] each.
 
-    Each sample of the row is computed in a row of its own, padded on the right. A shared prefix is computed
+    Each sample of the row is computed in a separate row, padded on the right. A shared prefix is computed
     once per sample. `temperatures` is f32[N].
     """
     token_ids, positions = row.token_ids[row.row_indices], row.position_ids[row.row_indices]
@@ -63,20 +63,19 @@ def can_pack(model: PreTrainedModel, name: str) -> bool:
     """
     model.eval()
     vocab = model.config.get_text_config(decoder=True).vocab_size
-    samples = [np.arange(length, dtype=np.int32) * 5 % vocab for length in _CHECKED_LENGTHS]
+    samples = [(np.arange(length, dtype=np.int32) * 5 + length) % vocab for length in _CHECKED_LENGTHS]
     ids = [torch.from_numpy(sample).long().to(model.device) for sample in samples]
     with torch.no_grad():
         alone = [padded_logits(model, sample).float() for sample in ids]
         first = padded_logits(model, ids[0][: _CHECKED_LENGTHS[1]]).float()
-    tolerance = _MAX_DIFFERENCE if model.dtype == torch.float32 else _MAX_DIFFERENCE_16_BIT
-    if not _difference(first, alone[0][: len(first)]) < tolerance:
+    if not _difference(first, alone[0][: len(first)]) < _MAX_DIFFERENCE_16_BIT:
         raise UsageError(
             f"the model {name!r} cannot be trained: its attention is not causal",
             code="BK-MODEL-UNSUPPORTED",
             hint="choose another model",
         )
     packed = _packed_logits(model, samples) if _may_pack(model) else None
-    if packed is not None and _difference(packed, torch.cat(alone)) < tolerance:
+    if packed is not None and _difference(packed, torch.cat(alone)) < _MAX_DIFFERENCE:
         model.set_attn_implementation(PACKED_ATTENTION)
         return True
     logger.warning("%s", general_path_line(model.config.model_type))
@@ -84,15 +83,16 @@ def can_pack(model: PreTrainedModel, name: str) -> bool:
 
 
 def _may_pack(model: PreTrainedModel) -> bool:
-    """Return True unless settings show that packed rows differ. Short samples would not show all of them."""
+    """Return True unless packed rows may differ in a way that short samples or 16-bit weights do not show."""
     config, head = model.config.to_dict(), model.get_output_embeddings()
     window = config.get("sliding_window") or "sliding_attention" in (config.get("layer_types") or ())
-    return not window and not [*packing_reasons(config)] and getattr(head, "bias", head) is None
+    is_plain = not window and not [*packing_reasons(config)]
+    return is_plain and model.dtype == torch.float32 and getattr(head, "bias", head) is None
 
 
 @torch.no_grad()
 def _packed_logits(model: PreTrainedModel, samples: list[Any]) -> Tensor | None:
-    """Return the logits of samples in one packed row, or None if the model does not support this attention."""
+    """Return the logits of samples in a packed row, or None if the model does not support this attention."""
     attention = model.config._attn_implementation
     masks = [np.zeros(len(ids), np.bool_) for ids in samples]
     row = pack_micro_batch(samples, masks, model.device)
@@ -121,7 +121,7 @@ def _difference(found: Tensor, expected: Tensor) -> float:
 
 
 def disable_dropout(model: nn.Module) -> None:
-    """Disable dropout and router noise, with which log-probs would differ from the sampler's."""
+    """Disable dropout and router noise, because the sampler has none."""
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
