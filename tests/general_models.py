@@ -57,6 +57,10 @@ QUICK = (
 """Families without a built-in decoder that cover all kinds of attention, positions and heads."""
 
 
+class NotTinyError(Exception):
+    """A family needs other sizes than those of `SMALL`."""
+
+
 def tiny_config(family, **changes):
     """Return a configuration of two layers; `changes` apply to the keys that its class has."""
     kind = CONFIG_MAPPING[family]
@@ -68,14 +72,21 @@ def tiny_config(family, **changes):
 def tiny_model(family, *, seed=0, **changes):
     """Return a random model whose next-token distributions differ between positions."""
     torch.manual_seed(seed)
-    config = tiny_config(family, **changes)
-    with torch.device("meta"):
-        size = sum(p.numel() for p in AutoModelForCausalLM.from_config(copy.deepcopy(config)).parameters())
-    if size > MAX_PARAMETERS:
-        raise ValueError(f"{family} has {size} parameters")
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    try:
+        model = _build(tiny_config(family, **changes))
+        model(torch.ones(1, 4, dtype=torch.int64), use_cache=False)
+    except Exception as error:  # transformers raises arbitrary exceptions for sizes that do not fit
+        raise NotTinyError(f"{family}: {error}") from error
     with torch.no_grad():
         for parameter in model.parameters():
             noise = torch.randn_like(parameter) * 0.2
             parameter.copy_(noise if parameter.dim() > 1 else parameter + noise)
-    return model.eval()
+    return model
+
+
+def _build(config):
+    with torch.device("meta"):
+        size = sum(p.numel() for p in AutoModelForCausalLM.from_config(copy.deepcopy(config)).parameters())
+    if size > MAX_PARAMETERS:
+        raise ValueError(f"the model has {size} parameters")
+    return AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
