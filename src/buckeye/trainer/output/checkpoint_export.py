@@ -144,7 +144,7 @@ class _Reference:
     def __init__(
         self, model: _Distributions, tokenizer: Path, passages: ComparisonTexts, config: Any
     ) -> None:
-        context = min(_CONTEXT, config.max_position_embeddings)
+        context = min(_CONTEXT, getattr(config, "max_position_embeddings", _CONTEXT))
         token_ids = [ids[-context:] for ids in _token_ids(passages, tokenizer) if ids]
         self._source = passages.source if token_ids else "arbitrary token ids (the run has no texts)"
         self._passages = token_ids or [
