@@ -22,7 +22,6 @@ from buckeye.launch.preflight.devices import this_machine
 from buckeye.launch.preflight.disk import disk_table
 from buckeye.launch.preflight.doctor import PreflightContext, run_preflight_checks
 from buckeye.launch.preflight.memory_check import MEMORY
-from buckeye.launch.preflight.model import find_model
 from buckeye.launch.preflight.ports import UnassignedPorts
 from buckeye.launch.preflight.trainer_forecast import FORECAST
 from buckeye.launch.resume import find_run_origin, resume_hint
@@ -33,24 +32,31 @@ _CHILD_VARIABLES = {"HF_HUB_OFFLINE": "1", "PYTHONDONTWRITEBYTECODE": "1", "UV_N
 
 @dataclass(frozen=True, slots=True)
 class DryRun:
-    """Result of a dry run: the plan as text, errors that would prevent a start, and warnings."""
+    """Result of a dry run: the plan as text, errors that would prevent a start, and warnings.
+
+    `codes` are the codes of errors that `buckeye explain` explains.
+    """
 
     text: str
     errors: Sequence[str]
     warnings: Sequence[str]
+    codes: Sequence[str] = ()
 
 
 def describe_run(config: RLConfig, command: Sequence[str], *, as_json: bool = False) -> DryRun:
     """Return the plan of a run on this machine. With `as_json`, its text is the resolved configuration."""
-    plan = _make_plan(config, find_model(config.trainer.model.name))
-    checks = run_preflight_checks(PreflightContext(config=config), "dry run")
-    errors = [check.line for check in checks if check.state == "failed" and check.name != MEMORY]
+    context = PreflightContext(config=config)
+    checks = run_preflight_checks(context, "dry run")
+    plan = _make_plan(config, context.usable_model)
+    failed = [check for check in checks if check.state == "failed" and check.name != MEMORY]
+    errors = [check.line for check in failed]
+    codes = [check.code for check in failed if check.code != "BK-PREFLIGHT"]
     forecasts = [check.line for check in checks if check.name == FORECAST]
     shown = {*errors, *forecasts}
     warnings = [check.line for check in checks if check.state != "ok" and check.line not in shown]
     text = "\n\n".join([plan_table(plan, config.output_dir), disk_table(config, plan.disk), *forecasts])
     return DryRun(
-        to_json(config) if as_json else text, [*errors, *_directory_errors(config, command)], warnings
+        to_json(config) if as_json else text, [*errors, *_directory_errors(config, command)], warnings, codes
     )
 
 
@@ -114,6 +120,8 @@ def print_problems(result: DryRun) -> int:
         print(f"warning: {warning}", file=sys.stderr)
     for error in result.errors:
         print(f"error: {error}", file=sys.stderr)
+    for code in dict.fromkeys(result.codes):
+        print(f"more: buckeye explain {code}", file=sys.stderr)
     return 2 if result.errors else 0
 
 

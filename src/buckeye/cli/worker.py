@@ -11,6 +11,7 @@ from buckeye.config.inference import InferenceConfig
 from buckeye.config.orchestrator import OrchestratorConfig
 from buckeye.config.trainer import TrainerConfig
 from buckeye.launch.preflight.model import fetch_base_model
+from buckeye.launch.preflight.model_files import check_model_files, check_tokenizer_files
 
 
 def trainer(argv: list[str]) -> int:
@@ -38,7 +39,9 @@ def serve(argv: list[str]) -> int:
         if adapter is None
         else with_model_directory(config, fetch_base_model(adapter))
     )
-    from buckeye.inference.server.server import run_inference
+    check_model_files(Path(local.model.name), "server")
+    check_tokenizer_files(Path(local.model.name))
+    from buckeye.inference.server.server import run_inference  # importing torch takes seconds
 
     run_inference(local, adapter=adapter)
     return 0

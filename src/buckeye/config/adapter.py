@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -33,7 +34,8 @@ _UNSUPPORTED_KEYS = (
 def is_adapter(name: str) -> bool:
     """Return True if `name` is a folder with an adapter in peft's format and without a complete model."""
     folder = Path(name)
-    return (folder / ADAPTER_CONFIG).is_file() and not (folder / "config.json").is_file()
+    # Path.is_file raises PermissionError
+    return os.path.isfile(folder / ADAPTER_CONFIG) and not os.path.isfile(folder / "config.json")
 
 
 def read_base_model(adapter: Path) -> tuple[str, str | None]:

@@ -1,6 +1,11 @@
 """Folder in which `buckeye rl` can train, without files that take time to make."""
 
 import json
+import math
+import struct
+
+from buckeye.inference.engine.architecture import read_spec
+from buckeye.inference.engine.tensor_layout import tensor_shapes_of
 
 CONFIG = """
 job:
@@ -47,11 +52,16 @@ def task(number, **more):
 
 
 def write_model(folder):
-    """Write the files of a model that show its size."""
+    """Write a configuration and complete weights of a model."""
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(SHAPE))
-    header = json.dumps({"w": {"dtype": "F32", "shape": [300, 64], "data_offsets": [0, 0]}}).encode()
-    (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    header, end = {}, 0
+    for name, shape in tensor_shapes_of(read_spec(folder)).items():
+        first, end = end, end + 4 * math.prod(shape)
+        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [first, end]}
+    text = json.dumps(header).encode()
+    values = struct.pack("<2f", 0.5, 1.0) * (end // 8)
+    (folder / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + values)
 
 
 def fill(folder):

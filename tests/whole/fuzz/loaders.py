@@ -50,7 +50,8 @@ from buckeye.inference.engine.weights import Checkpoint, DecoderWeights, auto_dt
 from buckeye.inference.render import ChatRenderer
 from buckeye.inference.render.parse_reply import parse_bare_call, parse_tagged_calls
 from buckeye.launch.preflight.devices import GpuSpec
-from buckeye.launch.preflight.model import check_template, missing_files, read_shape
+from buckeye.launch.preflight.model import check_template, read_shape
+from buckeye.launch.preflight.model_files import check_model_files, check_tokenizer_files, missing_files
 from buckeye.mcp.actions import parser
 from buckeye.mcp.config import ParserConfig, load_gym_config
 from buckeye.mcp.gateway import json_rpc as gateway
@@ -218,6 +219,7 @@ def _put_adapter(folder):
 def _engine(folder):
     """Read a model directory as the embedded engine, the renderer and the checks before a start do."""
     check_template(folder), missing_files(folder), read_shape(folder)
+    check_model_files(folder, "engine"), check_tokenizer_files(folder)
     spec, files = read_spec(folder), Checkpoint(folder)
     weights = DecoderWeights(spec, dtype=auto_dtype(files, CPU), device=CPU)
     weights.check(files)

@@ -204,11 +204,11 @@ def tensor_shapes(directory: Path) -> dict[str, list[int]]:
 
     The function reads only the headers of the files. Raise `UsageError` for an incomplete file.
     """
-    headers = _tensor_headers(directory).values()
+    headers = tensor_headers(directory).values()
     return {name: entry["shape"] for header in headers for name, entry in header.items()}
 
 
-def _tensor_headers(directory: Path) -> dict[Path, dict[str, dict[str, Any]]]:
+def tensor_headers(directory: Path) -> dict[Path, dict[str, dict[str, Any]]]:
     """Return the header of each safetensors file. Raise `UsageError` for an incomplete file."""
     headers: dict[Path, dict[str, dict[str, Any]]] = {}
     for file in sorted(directory.glob("*.safetensors")):
@@ -242,7 +242,7 @@ def is_untrained(directory: Path) -> bool:
 
 def _has_initial_norms(directory: Path) -> bool:
     has_norms = False
-    for file, header in _tensor_headers(directory).items():
+    for file, header in tensor_headers(directory).items():
         with file.open("rb") as handle:
             start = int.from_bytes(handle.read(8), "little") + 8
             for name, entry in header.items():

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -25,35 +25,25 @@ from buckeye.base.storage import read_json
 from buckeye.errors import InferenceError
 from buckeye.inference.engine.architecture import ModelSpec
 from buckeye.inference.engine.projection import Projection
+from buckeye.inference.engine.tensor_layout import (
+    EMBED,
+    FINAL_NORM,
+    HEAD,
+    NORMS,
+    QK_NORMS,
+    Matrix,
+    check_tensors,
+    expert_matrices,
+    has_experts,
+    layer_matrices,
+    tensor_shapes_of,
+)
 
-_EMBED, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
-_AFTER_ATTENTION = "post_attention_layernorm.weight"
-_NORMS: Mapping[str, Mapping[str, str]] = {
-    "before": {"input_norm": "input_layernorm.weight", "mlp_norm": _AFTER_ATTENTION},
-    "after": {"out_norm": _AFTER_ATTENTION, "down_norm": "post_feedforward_layernorm.weight"},
-    "both": {
-        "input_norm": "input_layernorm.weight",
-        "out_norm": _AFTER_ATTENTION,
-        "mlp_norm": "pre_feedforward_layernorm.weight",
-        "down_norm": "post_feedforward_layernorm.weight",
-    },
-}
-"""Names of a layer's norms in a checkpoint, by their fields in `LayerWeights`, for each `ModelSpec.norms`."""
-_QK_NORMS = ("self_attn.q_norm.weight", "self_attn.k_norm.weight")
-_FINAL_NORM = "model.norm.weight"
 _BFLOAT16_PARAMETERS = 5_000_000
 _MAX_SECOND_SET_BYTES = 2**26
 """Largest size, in bytes, of weights that an update on a CPU loads as a second set. Loading this set slows
 down sampling, which uses the same cores.
 """
-
-
-class _Matrix(NamedTuple):
-    """Fused projection. `modules` has the modules whose weights are stacked, with their row counts."""
-
-    modules: dict[str, int]
-    columns: int
-    bias: bool
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -192,7 +182,7 @@ class DecoderWeights:
         self._spec = spec
         self._dtype = dtype
         self._device = device
-        self._shapes = _shapes(spec)
+        self._shapes = tensor_shapes_of(spec)
 
     @property
     def current(self) -> ModelWeights:
@@ -210,31 +200,11 @@ class DecoderWeights:
 
         If a tied head is stored too, it must equal the embedding.
         """
-        ignored = {n for n in checkpoint.shapes if n.endswith("rotary_emb.inv_freq")}
-        if self._spec.tied_head:
-            ignored.add(_HEAD)
-        missing = sorted(self._shapes.keys() - checkpoint.shapes.keys())
-        unknown = sorted(checkpoint.shapes.keys() - self._shapes.keys() - ignored)
-        wrong = [
-            f"{name} is {list(checkpoint.shapes[name])}, not {list(shape)}"
-            for name, shape in self._shapes.items()
-            if name not in missing and checkpoint.shapes[name] != shape
-        ]
-        for kind, names in (
-            ("missing tensors", missing),
-            ("unknown tensors", unknown),
-            ("wrong shapes", wrong),
-        ):
-            if names:
-                shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-                raise InferenceError(
-                    f"the weights in {checkpoint.directory} do not fit the model: {kind}: {shown}",
-                    code="BK-MODEL-DAMAGED",
-                )
-        has_two_heads = self._spec.tied_head and _HEAD in checkpoint.shapes
-        if has_two_heads and not torch.equal(checkpoint.tensor(_HEAD), checkpoint.tensor(_EMBED)):
+        check_tensors(checkpoint.directory, self._spec, checkpoint.shapes)
+        has_two_heads = self._spec.tied_head and HEAD in checkpoint.shapes
+        if has_two_heads and not torch.equal(checkpoint.tensor(HEAD), checkpoint.tensor(EMBED)):
             raise InferenceError(
-                f"tie_word_embeddings is true, but the weights have a {_HEAD} that differs from {_EMBED}",
+                f"tie_word_embeddings is true, but the weights have a {HEAD} that differs from {EMBED}",
                 code="BK-MODEL-DAMAGED",
                 at=f"{checkpoint.directory}/config.json",
                 hint="set it to false if the model has a separate head",
@@ -341,34 +311,34 @@ class _Reader:
         )
 
     def embed(self) -> torch.Tensor:
-        return self._base_or_own(self._base and self._base.embed, _EMBED)
+        return self._base_or_own(self._base and self._base.embed, EMBED)
 
     def final_norm(self) -> torch.Tensor:
         """Return the norm before the head."""
-        return self._norm(self._base and self._base.final_norm, _FINAL_NORM)
+        return self._norm(self._base and self._base.final_norm, FINAL_NORM)
 
     def head(self, embed: torch.Tensor) -> Projection:
         """Return the projection to the vocabulary. A tied head is the embedding in another layout."""
-        name = _EMBED if self._spec.tied_head else _HEAD
+        name = EMBED if self._spec.tied_head else HEAD
         if self._base is not None and name not in self._checkpoint.replaced:
             return self._with_adapter(self._base.head, {name: self._spec.vocab_size})
-        return Projection(embed if self._spec.tied_head else self._tensor(_HEAD))
+        return Projection(embed if self._spec.tied_head else self._tensor(HEAD))
 
     def layer(self, index: int) -> LayerWeights:
         prefix = f"model.layers.{index}."
         base = self._base.layers[index] if self._base is not None else None
         parts: dict[str, Any] = {
             name: self._projection(prefix, matrix, getattr(base, name, None))
-            for name, matrix in _matrices(self._spec, index).items()
+            for name, matrix in layer_matrices(self._spec, index).items()
         }
-        for field, name in _NORMS[self._spec.norms].items():
+        for field, name in NORMS[self._spec.norms].items():
             parts[field] = self._norm(getattr(base, field, None), f"{prefix}{name}")
-        if _has_experts(self._spec, index):
+        if has_experts(self._spec, index):
             parts["experts"] = self._experts(prefix, None if base is None else base.experts)
         return LayerWeights(qk_norm=self._qk_norm(prefix) if self._spec.qk_norm else None, **parts)
 
     def _experts(self, prefix: str, base: ExpertWeights | None) -> ExpertWeights:
-        router, *matrices = _expert_matrices(self._spec)
+        router, *matrices = expert_matrices(self._spec)
         return ExpertWeights(
             router=self._projection(prefix, router, None if base is None else base.router),
             gate_up=self._projections(prefix, matrices[::2], None if base is None else base.gate_up),
@@ -376,14 +346,14 @@ class _Reader:
         )
 
     def _projections(
-        self, prefix: str, matrices: Sequence[_Matrix], bases: Sequence[Projection] | None
+        self, prefix: str, matrices: Sequence[Matrix], bases: Sequence[Projection] | None
     ) -> tuple[Projection, ...]:
         return tuple(
             self._projection(prefix, matrix, None if bases is None else bases[index])
             for index, matrix in enumerate(matrices)
         )
 
-    def _projection(self, prefix: str, matrix: _Matrix, base: Projection | None) -> Projection:
+    def _projection(self, prefix: str, matrix: Matrix, base: Projection | None) -> Projection:
         weights = {f"{prefix}{module}.weight": rows for module, rows in matrix.modules.items()}
         biases = [f"{prefix}{module}.bias" for module in matrix.modules if matrix.bias]
         if base is None or not self._checkpoint.replaced.keys().isdisjoint((*weights, *biases)):
@@ -426,7 +396,7 @@ class _Reader:
 
     def _qk_norm(self, prefix: str) -> torch.Tensor:
         spec = self._spec
-        query, key = (self._norm(None, f"{prefix}{name}") for name in _QK_NORMS)
+        query, key = (self._norm(None, f"{prefix}{name}") for name in QK_NORMS)
         if spec.qk_norm == "all":
             return torch.cat([query, key])
         return torch.cat([query.expand(spec.num_heads, -1), key.expand(spec.num_kv_heads, -1)])
@@ -435,64 +405,6 @@ class _Reader:
         # copy, because the mapped file may change or disappear
         read = self._checkpoint.merged if self._base is None else self._checkpoint.tensor
         return read(name).to(self._device, self._dtype, copy=True)
-
-
-def _shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
-    """Return the name and shape of every tensor that a checkpoint of the model must have."""
-    shapes: dict[str, tuple[int, ...]] = {_EMBED: (spec.vocab_size, spec.hidden_size)}
-    shapes[_FINAL_NORM] = (spec.hidden_size,)
-    if not spec.tied_head:
-        shapes[_HEAD] = shapes[_EMBED]
-    for index in range(spec.num_layers):
-        prefix = f"model.layers.{index}."
-        experts = _expert_matrices(spec) if _has_experts(spec, index) else ()
-        for matrix in (*_matrices(spec, index).values(), *experts):
-            for module, rows in matrix.modules.items():
-                shapes[f"{prefix}{module}.weight"] = (rows, matrix.columns)
-                if matrix.bias:
-                    shapes[f"{prefix}{module}.bias"] = (rows,)
-        norms = _NORMS[spec.norms].values()
-        shapes |= dict.fromkeys((f"{prefix}{name}" for name in norms), (spec.hidden_size,))
-        if spec.qk_norm:
-            heads = (spec.num_heads, spec.num_kv_heads) if spec.qk_norm == "all" else (1, 1)
-            for name, count in zip(_QK_NORMS, heads, strict=True):
-                shapes[f"{prefix}{name}"] = (count * spec.head_dim,)
-    return shapes
-
-
-def _matrices(spec: ModelSpec, index: int) -> dict[str, _Matrix]:
-    """Return the projections of layer `index`, except experts, by their names in `LayerWeights`."""
-    hidden = spec.hidden_size
-    queries, keys = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
-    qkv = {"self_attn.q_proj": queries, "self_attn.k_proj": keys, "self_attn.v_proj": keys}
-    gate_up = {"mlp.gate_proj": spec.mlp_size, "mlp.up_proj": spec.mlp_size}
-    if spec.fused:
-        qkv, gate_up = {"self_attn.qkv_proj": sum(qkv.values())}, {"mlp.gate_up_proj": 2 * spec.mlp_size}
-    matrices = {
-        "qkv": _Matrix(qkv, hidden, spec.qkv_bias),
-        "out": _Matrix({"self_attn.o_proj": hidden}, queries, spec.out_bias),
-    }
-    if not _has_experts(spec, index):
-        matrices["gate_up"] = _Matrix(gate_up, hidden, spec.mlp_bias)
-        matrices["down"] = _Matrix({"mlp.down_proj": hidden}, spec.mlp_size, spec.mlp_bias)
-    return matrices
-
-
-def _has_experts(spec: ModelSpec, index: int) -> bool:
-    return spec.experts is not None and index in spec.experts.layers
-
-
-def _expert_matrices(spec: ModelSpec) -> list[_Matrix]:
-    """Return the router, and for each expert "gate and up" and "down"."""
-    experts = spec.experts
-    assert experts is not None
-    matrices = [_Matrix({"mlp.gate": experts.count}, spec.hidden_size, bias=False)]
-    for expert in range(experts.count):
-        name = f"mlp.experts.{expert}"
-        both = {f"{name}.gate_proj": experts.size, f"{name}.up_proj": experts.size}
-        matrices.append(_Matrix(both, spec.hidden_size, bias=False))
-        matrices.append(_Matrix({f"{name}.down_proj": spec.hidden_size}, experts.size, bias=False))
-    return matrices
 
 
 def _safetensors_files(directory: Path) -> list[Path]:

@@ -20,6 +20,7 @@ from buckeye.launch.preflight.device_checks import (
 from buckeye.launch.preflight.devices import Gpu, gpus
 from buckeye.launch.preflight.disk import check_disk, estimate_disk
 from buckeye.launch.preflight.model import (
+    MODEL,
     TOKENIZER,
     check_model,
     check_tokenizer,
@@ -81,6 +82,11 @@ class PreflightContext:
         return find_model(self.run.trainer.model.name)
 
     @property
+    def usable_model(self) -> Path | None:
+        """Folder of the model, or None if it is not on this machine or its check has failed."""
+        return None if self.has_failed(MODEL) else self.model_path
+
+    @property
     def shares_memory(self) -> bool:
         """True if processes of the run exchange data through shared memory."""
         config = self.config
@@ -122,26 +128,45 @@ def _model(context: PreflightContext) -> Check:
 
 def _model_on_hub(context: PreflightContext) -> Iterable[Check]:
     name = context.run.trainer.model.name
-    if context.model_path is None and not context.has_failed("model"):
+    if context.model_path is None and not context.has_failed(MODEL):
         context.progress(f"looking up {name} on the Hugging Face hub")
         yield fetch_small_files(name)
 
 
+def _tokenizer(context: PreflightContext) -> Iterable[Check]:
+    if not context.has_failed(MODEL):
+        yield check_tokenizer(context.run)
+
+
 def _settings(context: PreflightContext) -> Iterable[Check]:
     """Yield failures for settings that the trainer rejects, and warnings for models that it must download."""
-    problems = trainer_warnings(context.run, context.model_path, on_gpu=bool(context.gpus))
+    problems = trainer_warnings(context.run, context.usable_model, on_gpu=bool(context.gpus))
     yield from (failed("settings", line, "") for line in problems)
     yield from (warning("settings", line, "") for line in reference_warnings(context.run.trainer.loss))
 
 
+def _memory_plan(context: PreflightContext) -> Iterable[Check]:
+    if not context.has_failed(MODEL):
+        yield check_memory_plan(context.run, context.gpus)
+
+
+def _trainer(context: PreflightContext) -> Iterable[Check]:
+    if not context.has_failed(MODEL):
+        yield check_trainer(context.run, context.gpus)
+
+
+def _disk(context: PreflightContext) -> Iterable[Check]:
+    if not context.has_failed(MODEL):
+        yield check_disk(context.run, estimate_disk(context.run, context.model_path))
+
+
 def _tasks(context: PreflightContext) -> Iterable[Check]:
     context.progress("loading the environments")
-    has_tokenizer = context.model_path is not None and not context.has_failed(TOKENIZER)
-    return check_tasks(context.run, context.model_path if has_tokenizer else None)
+    return check_tasks(context.run, None if context.has_failed(TOKENIZER) else context.usable_model)
 
 
 def _tasks_quickly(context: PreflightContext) -> list[Check]:
-    return check_tasks_quickly(context.run, None if context.has_failed(TOKENIZER) else context.model_path)
+    return check_tasks_quickly(context.run, None if context.has_failed(TOKENIZER) else context.usable_model)
 
 
 CHECKS: Sequence[PreflightCheck] = (
@@ -163,14 +188,12 @@ CHECKS: Sequence[PreflightCheck] = (
     ),
     PreflightCheck(_model, _EVERY_TIME),
     PreflightCheck(_model_on_hub),
-    PreflightCheck(lambda context: check_tokenizer(context.run), _EVERY_TIME),
+    PreflightCheck(_tokenizer, _EVERY_TIME),
     PreflightCheck(_settings, _EVERY_TIME),
-    PreflightCheck(lambda context: check_processes(context.run, context.model_path), _OFFLINE),
-    PreflightCheck(lambda context: check_memory_plan(context.run, context.gpus), _BEFORE_RUNS),
-    PreflightCheck(lambda context: check_trainer(context.run, context.gpus), _OFFLINE),
-    PreflightCheck(
-        lambda context: check_disk(context.run, estimate_disk(context.run, context.model_path)), _OFFLINE
-    ),
+    PreflightCheck(lambda context: check_processes(context.run, context.usable_model), _OFFLINE),
+    PreflightCheck(_memory_plan, _BEFORE_RUNS),
+    PreflightCheck(_trainer, _OFFLINE),
+    PreflightCheck(_disk, _OFFLINE),
     PreflightCheck(lambda context: check_ports(context.run)),
     PreflightCheck(lambda context: check_servers(context.run), _BEFORE_RUNS),
     PreflightCheck(lambda context: check_store(context.run), _BEFORE_RUNS),

@@ -16,22 +16,28 @@ from buckeye.base.storage import read_json, step_directories
 from buckeye.config.adapter import is_adapter, read_base_model
 from buckeye.config.rl import RLConfig
 from buckeye.config.trainer import LoRAConfig
-from buckeye.errors import InferenceError, UsageError, first_line
-from buckeye.inference.engine.architecture import check_sizes, is_untrained
-from buckeye.inference.engine.general_spec import GeneralSpec, general_path_line, read_served_spec
+from buckeye.errors import BuckeyeError, InferenceError, UsageError, first_line
+from buckeye.inference.engine.architecture import is_untrained, read_model_config
+from buckeye.inference.engine.general_spec import GeneralSpec, general_path_line
 from buckeye.inference.render.template import PROBE_QUESTION, PROBE_SYSTEM
 from buckeye.inference.render.template_files import TEMPLATE_FILE, read_template
 from buckeye.launch.preflight.check import Check, failed, failed_with, ok, skipped, warning
 from buckeye.launch.preflight.disk import count_parameters
+from buckeye.launch.preflight.model_files import (
+    check_model_files,
+    check_readable,
+    check_tokenizer_files,
+    missing_error,
+    missing_files,
+)
 from buckeye.monitor.learning_findings import PRETRAINED
 from buckeye.run_files.directory import RUN_FILE
 from buckeye.run_files.known_runs import find_run
 from buckeye.run_files.record import ACTIVE_STATES, STATUS_FILE, read_record
-from buckeye.trainer.model.trainable import unpacked_reasons
+from buckeye.trainer.model.trainable import unpacked_reasons, untrainable_reasons
 from buckeye.transport.checkpoint import check_shard_format
 
 MODEL, TOKENIZER = "model", "tokenizer"
-_INDEX = "model.safetensors.index.json"
 _LOOKUP_SECONDS = 10.0
 _EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts")
 
@@ -175,14 +181,6 @@ def check_model(config: RLConfig, *, vllm: bool) -> Check:
         near = nearest_model(name)
         hint = f"; did you mean {near}?" if near else ""
         return skipped(MODEL, f"{name} is downloaded from the Hugging Face hub when the run starts{hint}")
-    missing = missing_files(path)
-    if missing:
-        return failed(
-            MODEL,
-            f"{path} lacks {', '.join(missing)}",
-            "download or copy the model again",
-            code="BK-MODEL-DAMAGED",
-        )
     check = _check_architecture(config, path, vllm=vllm)
     ckpt = config.trainer.ckpt
     is_new = ckpt is None or ckpt.resume_step is None
@@ -191,41 +189,26 @@ def check_model(config: RLConfig, *, vllm: bool) -> Check:
     return check
 
 
-def missing_files(path: Path) -> list[str]:
-    """Return the names of the weight files that are missing in a model directory."""
-    if (path / _INDEX).is_file():
-        try:
-            files = sorted(set(map(os.fspath, read_json(path / _INDEX)["weight_map"].values())))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            return [f"a readable {_INDEX}"]
-        return [file for file in files if not os.path.isfile(path / file)]
-    return [] if (path / "model.safetensors").is_file() else ["model.safetensors"]
-
-
 def _check_architecture(config: RLConfig, path: Path, *, vllm: bool) -> Check:
+    embedded = config.inference is not None and not vllm
     try:
-        model_config: dict[str, Any] = read_json(path / "config.json")
-        architecture = (model_config.get("architectures") or ["unknown architecture"])[0]
-        check_sizes(path)
-    except (OSError, ValueError, AttributeError, LookupError, TypeError, RecursionError) as error:
-        return failed(
-            MODEL,
-            f"cannot read {path / 'config.json'}: {error}",
-            "download the model again",
-            code="BK-MODEL-DAMAGED",
-        )
+        check_readable(path)
+        model_config = read_model_config(path / "config.json")
+        named = isinstance(model_config.get("model_type"), str)
+        reasons = untrainable_reasons(model_config) if named and embedded else []
+        if reasons:  # with another server, this is a problem of settings
+            at = f"{path}/config.json"
+            return failed(
+                MODEL, f"{at}: {'; '.join(reasons)}", "use another model", code="BK-MODEL-UNSUPPORTED"
+            )
+        spec = check_model_files(path, "engine" if embedded else "trainer")
     except (InferenceError, UsageError) as error:
-        return failed_with(MODEL, error, "download the model again")
-    seen = f"{architecture}, {path}"
-    is_general = bool(unpacked_reasons(model_config))
-    general = warning(MODEL, f"{seen}; {general_path_line(str(model_config.get('model_type')))}", "")
-    if config.inference is None or vllm:
+        return failed_with(MODEL, error, "use another model")
+    seen = f"{(model_config.get('architectures') or [model_config['model_type']])[0]}, {path}"
+    is_general = bool(unpacked_reasons(model_config)) or (embedded and isinstance(spec, GeneralSpec))
+    general = warning(MODEL, f"{seen}; {general_path_line(str(model_config['model_type']))}", "")
+    if not embedded or spec is None:
         return general if is_general else ok(MODEL, seen)
-    try:
-        spec = read_served_spec(path)
-    except InferenceError as error:
-        do = "use vLLM on a GPU (`buckeye vllm install`), or another model"
-        return failed_with(MODEL, error, do)
     seq_len = config.orchestrator.seq_len
     if seq_len > spec.max_positions:
         return warning(
@@ -233,7 +216,7 @@ def _check_architecture(config: RLConfig, path: Path, *, vllm: bool) -> Check:
             f"{seen}: the model has {spec.max_positions} positions, but seq_len is {seq_len}",
             f"add `--seq-len {spec.max_positions}`",
         )
-    return general if is_general or isinstance(spec, GeneralSpec) else ok(MODEL, seen)
+    return general if is_general else ok(MODEL, seen)
 
 
 def fetch_small_files(name: str) -> Check:
@@ -295,14 +278,23 @@ def check_tokenizer(config: RLConfig) -> Check:
     path = find_model(config.trainer.model.name)
     if path is None:
         return skipped(TOKENIZER, "the model is not on this machine")
-    if not has_tokenizer(path):
-        return failed(
-            TOKENIZER,
-            f"{path} has no tokenizer",
-            "copy the files of the tokenizer into this directory",
-            code="BK-TOKENIZER",
-        )
-    return check_template(path)
+    try:
+        problem = check_tokenizer_files(path)
+    except BuckeyeError as error:
+        return failed_with(TOKENIZER, error)
+    check = check_template(path)
+    if check.state != "ok" or problem is None:
+        return check
+    return warning(TOKENIZER, problem, "copy the tokenizer that belongs to the model")
+
+
+def check_model_and_tokenizer(path: Path) -> None:
+    """Raise `BuckeyeError` if a model, its tokenizer or its chat template cannot be used for training."""
+    check_model_files(path, "trainer")
+    check_tokenizer_files(path)
+    check = check_template(path)
+    if check.state == "failed":
+        raise UsageError(check.seen, code=check.code, at=str(path), hint=check.do)
 
 
 def has_tokenizer(model: Path) -> bool:
@@ -321,14 +313,17 @@ def check_template(path: Path) -> Check:
             TOKENIZER,
             f"{path} has no chat template, which the prompts of environments need",
             f"use an instruction-tuned model, or add a {TEMPLATE_FILE} to its directory",
+            code="BK-TEMPLATE",
         )
     problem = template.find_problem([PROBE_QUESTION])
     system_problem = template.find_problem([PROBE_SYSTEM, PROBE_QUESTION])
     if problem is not None and system_problem is not None:
-        return failed(TOKENIZER, problem, f"correct {TEMPLATE_FILE}, or use another model")
+        do = f"correct {TEMPLATE_FILE}, or use another model"
+        return failed(TOKENIZER, problem, do, code="BK-TEMPLATE")
     messages = [PROBE_QUESTION] if problem is None else [PROBE_SYSTEM, PROBE_QUESTION]
     if PROBE_QUESTION["content"] not in template.text(messages, (), prompt=True):
-        return failed(TOKENIZER, "the chat template omits user messages", f"correct {TEMPLATE_FILE}")
+        seen = f"the chat template of {path} omits user messages"
+        return failed(TOKENIZER, seen, f"correct {TEMPLATE_FILE}", code="BK-TEMPLATE")
     if template.missing_header:
         return warning(
             TOKENIZER,
@@ -343,7 +338,7 @@ def check_template(path: Path) -> Check:
 
 def find_model(name: str, revision: str | None = None) -> Path | None:
     """Return the local directory of a model without network access, or None if it must be downloaded."""
-    if (Path(name) / "config.json").is_file():
+    if os.path.isfile(Path(name) / "config.json"):  # Path.is_file raises PermissionError
         return Path(name).resolve()
     try:
         from huggingface_hub import snapshot_download
@@ -382,6 +377,8 @@ def refuse_path(name: str, *, at: str | None = "model.name") -> None:
     hint = f"did you mean {near}?" if near else "pass the directory of a model, or its name on the hub"
     if not is_path:
         hint += f"{'' if near else '.'} For the model {name} of the hub, work in a folder without {first}/"
+    if path.is_dir():
+        check_readable(path, at=at)
     problem = "is not a model directory: it has no config.json" if path.exists() else "does not exist"
     raise UsageError(f"{name} {problem}", code="BK-MODEL-NOT-FOUND", at=at, hint=hint)
 
@@ -400,9 +397,8 @@ def check_model_name(name: str, *, at: str) -> None:
             _look_up_on_hub(name)
         except Exception as error:  # network, authentication, unknown id: the hub's errors vary
             raise _hub_error(name, at, error) from None
-    elif (missing := missing_files(path)) and not any(path.glob("*.bin")):
-        message = f"{path} lacks {', '.join(missing)}"
-        raise UsageError(message, code="BK-MODEL-DAMAGED", at=at, hint="download or copy the model again")
+    elif missing := missing_files(path):
+        raise missing_error(path, missing)
 
 
 def _look_up_on_hub(name: str) -> None:

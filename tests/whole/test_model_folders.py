@@ -1,0 +1,330 @@
+"""Broken and unusual model folders: each gives one clear error before a process starts, or works."""
+
+import json
+import os
+import re
+import shutil
+from contextlib import contextmanager, nullcontext
+from unittest import mock
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tests.command import run_here
+from tests.run.conftest import ENVIRONMENT
+from transformers import AutoTokenizer
+
+from buckeye.inference.engine.architecture import read_spec
+from buckeye.inference.engine.weights import Checkpoint, DecoderWeights
+from buckeye.inference.render import ChatRenderer
+from buckeye.trainer.model.policy import load_policy
+from buckeye.trainer.model.tiny import TinySize, make_tiny_model
+
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+EMBED = "model.embed_tokens.weight"
+NOBODY = 65534
+CHAT = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
+
+
+def edit(folder, name, **changes):
+    """Change keys of a JSON file. The value ... removes the key."""
+    content = json.loads((folder / name).read_text()) | changes
+    (folder / name).write_text(json.dumps({key: value for key, value in content.items() if value is not ...}))
+
+
+def change(folder, function):
+    """Replace the tensors of a model by what `function` returns for them."""
+    tensors = load_file(folder / WEIGHTS)
+    (folder / WEIGHTS).unlink()
+    save_file(function(tensors), folder / WEIGHTS, metadata={"format": "pt"})
+
+
+def without(text):
+    return lambda tensors: {name: tensor for name, tensor in tensors.items() if text not in name}
+
+
+def with_value(name, value):
+    def changed(tensors):
+        tensors[name].view(-1)[5] = value
+        return tensors
+
+    return changed
+
+
+def split(folder, *, drop=False, swap=False):
+    """Store the weights in two files. `drop`: without the second file. `swap`: with a wrong index."""
+    tensors = load_file(folder / WEIGHTS)
+    (folder / WEIGHTS).unlink()
+    names = sorted(tensors)
+    parts = {"model-1.safetensors": names[:9], "model-2.safetensors": names[9:]}
+    for file, part in parts.items():
+        if not (drop and file == "model-2.safetensors"):
+            save_file({name: tensors[name] for name in part}, folder / file, metadata={"format": "pt"})
+    places = {name: file for file, part in parts.items() for name in part}
+    if swap:
+        places[names[0]] = "model-2.safetensors"
+    (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": places}))
+
+
+def relink(folder, name, target):
+    (folder / name).unlink()
+    (folder / name).symlink_to(target)
+
+
+def pickled(folder):
+    torch.save(load_file(folder / WEIGHTS), folder / "pytorch_model.bin")
+    (folder / WEIGHTS).unlink()
+
+
+def more_tokens(folder):
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_tokens([f"<far{number}>" for number in range(99)])
+    tokenizer.save_pretrained(folder)
+
+
+def plain_tokens(folder):
+    """Store a tokenizer with more tokens of plain text than the embedding has rows."""
+    content = json.loads((folder / "tokenizer.json").read_text())
+    content["model"]["vocab"] |= {f"w{number}": 320 + number for number in range(9)}
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+
+
+def far_token_in_prompts(folder):
+    more_tokens(folder)
+    template = folder / "chat_template.jinja"
+    template.write_text("<far98>" + template.read_text())
+
+
+def no_tokenizer(folder):
+    for file in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        (folder / file).unlink()
+
+
+def no_eos(folder):
+    edit(folder, "config.json", eos_token_id=None)
+    edit(folder, "tokenizer_config.json", eos_token=...)
+    (folder / "generation_config.json").unlink()
+
+
+def unreadable(folder, name):
+    (folder / name).chmod(0)
+
+
+def write(folder, name, text):
+    (folder / name).write_text(text)
+
+
+def config(**changes):
+    return lambda folder: edit(folder, "config.json", **changes)
+
+
+def generation(text):
+    return lambda folder: write(folder, "generation_config.json", text)
+
+
+def template(text):
+    return lambda folder: write(folder, "chat_template.jinja", text)
+
+
+BROKEN = {
+    "missing shard": ("BK-MODEL-DAMAGED", lambda m: split(m, drop=True)),
+    "integers in the file": (
+        "BK-MODEL-DAMAGED",
+        lambda m: change(m, lambda t: {n: v.char() for n, v in t.items()}),
+    ),
+    "missing tensors": ("BK-MODEL-DAMAGED", lambda m: change(m, without("layers.1.mlp"))),
+    "missing layer": ("BK-MODEL-DAMAGED", config(num_hidden_layers=3, layer_types=...)),
+    "layers and their kinds differ": ("BK-MODEL-DAMAGED", config(num_hidden_layers=1)),
+    "unknown rope type": (
+        "BK-MODEL-UNSUPPORTED",
+        config(rope_parameters={"rope_type": "spiral", "rope_theta": 1e4}),
+    ),
+    "template raises": ("BK-TEMPLATE", template("{{ raise_exception('only for experts') }}")),
+    "template is not valid": ("BK-TEMPLATE", template("{% for %}")),
+    "no template": ("BK-TEMPLATE", lambda m: (m / "chat_template.jinja").unlink()),
+    "no tokenizer": ("BK-TOKENIZER", no_tokenizer),
+    "tokenizer is a pointer": (
+        "BK-TOKENIZER",
+        lambda m: write(m, "tokenizer.json", "version https://git-lfs"),
+    ),
+    "larger vocabulary of the tokenizer": ("BK-TOKENIZER", plain_tokens),
+    "prompts need a token without embedding": ("BK-TOKENIZER", far_token_in_prompts),
+    "wrong vocabulary size": ("BK-MODEL-DAMAGED", config(vocab_size=300)),
+    "truncated weights": (
+        "BK-MODEL-DAMAGED",
+        lambda m: (m / WEIGHTS).write_bytes((m / WEIGHTS).read_bytes()[:-100]),
+    ),
+    "weights are a pointer": ("BK-MODEL-DAMAGED", lambda m: write(m, WEIGHTS, "version https://git-lfs")),
+    "index of a missing file": (
+        "BK-MODEL-DAMAGED",
+        lambda m: write(m, INDEX, json.dumps({"weight_map": {EMBED: "other.safetensors"}})),
+    ),
+    "index of a missing tensor": (
+        "BK-MODEL-DAMAGED",
+        lambda m: write(m, INDEX, json.dumps({"weight_map": {"lost": WEIGHTS}})),
+    ),
+    "config is not JSON": ("BK-MODEL-DAMAGED", lambda m: write(m, "config.json", "model_type: qwen3")),
+    "no model type": ("BK-MODEL-DAMAGED", config(model_type=...)),
+    "contradictory heads": ("BK-MODEL-DAMAGED", config(num_attention_heads=3, num_key_value_heads=2)),
+    "other head size": ("BK-MODEL-DAMAGED", config(head_dim=32)),
+    "unknown dtype": ("BK-MODEL-DAMAGED", config(dtype="float99")),
+    "NaN": (
+        "BK-MODEL-DAMAGED",
+        lambda m: change(m, with_value("model.layers.0.mlp.up_proj.weight", torch.nan)),
+    ),
+    "infinity": ("BK-MODEL-DAMAGED", lambda m: change(m, with_value("model.norm.weight", torch.inf))),
+    "empty file of generation settings": ("BK-MODEL-DAMAGED", generation("")),
+    "list of generation settings": ("BK-MODEL-DAMAGED", generation("[]")),
+    "end of text is text": ("BK-MODEL-DAMAGED", generation('{"eos_token_id": "<|im_end|>"}')),
+    "pickles": ("BK-MODEL-DAMAGED", pickled),
+    "loop of links": ("BK-MODEL-DAMAGED", lambda m: relink(m, WEIGHTS, WEIGHTS)),
+    "link to nothing": ("BK-MODEL-DAMAGED", lambda m: relink(m, WEIGHTS, "nothing")),
+    "loop of links to the config": ("BK-MODEL-DAMAGED", lambda m: relink(m, "config.json", "config.json")),
+    "another head although it is tied": (
+        "BK-MODEL-DAMAGED",
+        lambda m: change(m, lambda t: t | {"lm_head.weight": torch.zeros_like(t[EMBED])}),
+    ),
+    "no head although it is not tied": ("BK-MODEL-DAMAGED", config(tie_word_embeddings=False)),
+    "unsupported quantization": (
+        "BK-MODEL-UNSUPPORTED",
+        config(quantization_config={"quant_method": "gptq", "bits": 4}),
+    ),
+    "encoder": ("BK-MODEL-UNSUPPORTED", config(architectures=["BertModel"], model_type="bert")),
+    "unreadable weights": ("BK-FILE-PERMISSION", lambda m: unreadable(m, WEIGHTS)),
+    "unreadable folder": ("BK-FILE-PERMISSION", lambda m: m.chmod(0)),
+}
+"""Code of the error and the change of a model's folder."""
+SERVED = ("unknown rope type", "template raises", "template is not valid", "no template", "encoder")
+SERVED += ("unsupported quantization", "missing tensors", "missing layer", "wrong vocabulary size")
+SERVED += ("other head size", "another head although it is tied", "no head although it is not tied")
+"""Folders that vLLM may serve, or that the embedded engine refuses itself."""
+USABLE = {
+    "unchanged": lambda m: None,
+    "two files": split,
+    "index with a wrong file of a tensor": lambda m: split(m, swap=True),
+    "float16 in the file": lambda m: change(m, lambda t: {n: v.half() for n, v in t.items()}),
+    "angles in the file": lambda m: change(
+        m, lambda t: t | {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(32)}
+    ),
+    "padded embedding": lambda m: (
+        change(m, lambda t: t | {EMBED: torch.cat([t[EMBED], t[EMBED]])}),
+        edit(m, "config.json", vocab_size=640),
+    ),
+    "unused token without embedding": more_tokens,
+    "no generation settings": generation("{}"),
+    "contradictory generation settings": generation('{"do_sample": false, "temperature": 0.6, "top_p": 0.9}'),
+    "no padding token": lambda m: edit(m, "tokenizer_config.json", pad_token=...),
+    "padding ends the text": lambda m: edit(m, "tokenizer_config.json", pad_token="<|im_end|>"),
+    "several ends of text": generation('{"eos_token_id": [0, 2, 5]}'),
+    "end of text outside of the vocabulary": generation('{"eos_token_id": [2, 5000]}'),
+    "no end of text": no_eos,
+    "shorter positions": config(max_position_embeddings=32),
+}
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory):
+    root = tmp_path_factory.mktemp("folders")
+    size = TinySize(vocab_size=320, layers=2, hidden=64, max_length=512)
+    make_tiny_model(root / "tiny", texts=["a b c say 1 2 3 4"] * 20, size=size, seed=1)
+    (root / "letters.py").write_text(ENVIRONMENT)
+    (root / "chats.jsonl").write_text(f"{json.dumps(CHAT)}\n" * 8)
+    for folder in (root, *root.parents[:2]):
+        folder.chmod(0o755)
+    return root
+
+
+@pytest.fixture
+def folder(project):
+    copy = project / "model"
+    shutil.copytree(project / "tiny", copy)
+    yield copy
+    copy.chmod(0o755)
+    shutil.rmtree(copy)
+
+
+class Started(BaseException):
+    """A process would start now."""
+
+
+@contextmanager
+def unprivileged():
+    """Run the block as another user, because root can read every file."""
+    if os.geteuid():
+        yield
+        return
+    os.seteuid(NOBODY)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+def call(project, *words):
+    """Run a command up to the point where it would start a process, or import torch."""
+    variables = {
+        name: value for name, value in os.environ.items() if not name.startswith(("PRIME_", "BUCKEYE_"))
+    }
+    started = mock.Mock(side_effect=Started)
+    with (
+        mock.patch("buckeye.launch.rl.run_rl", started),
+        mock.patch("buckeye.trainer.sft.run_sft", started),
+        mock.patch("buckeye.inference.server.server.run_inference", started),
+    ):
+        return run_here(*words, cwd=project, env={**variables, "HF_HUB_OFFLINE": "1"})
+
+
+def commands():
+    run = ("rl", "--model.name", "model", "--trainer", "{}", "--orchestrator.env.0.id", "letters.py")
+    run += ("--seq-len", 64, "--inference", "{}", "--trainer.model.device", "cpu", "--output-dir", "out")
+    chats = ("--data.path", "chats.jsonl", "--output-dir", "out", "--seq-len", 64)
+    return {
+        "dry run": (*run, "--dry-run"),
+        "rl": run,
+        "sft": ("sft", "--model.name", "model", *chats),
+        "serve": ("serve", "--model.name", "model"),
+    }
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_broken_folders_are_refused_before_a_process_starts(project, folder, case, wording):
+    code, damage = BROKEN[case]
+    damage(folder)
+    texts = {}
+    for name, words in commands().items():
+        try:
+            with unprivileged() if "unreadable" in case else nullcontext():
+                done = call(project, *words)
+        except Started:
+            assert name == "serve", name
+            assert case in SERVED
+            continue
+        errors = [line for line in done.stderr.splitlines() if not line.startswith("warning: ")]
+        assert done.returncode in (1, 2), done.stderr
+        assert f"more: buckeye explain {code}" in done.stderr, done.stderr
+        assert sum(line.startswith("error: ") for line in errors) == 1, done.stderr
+        assert re.search(r"hint: | -> ", done.stderr), done.stderr
+        assert "model" in done.stderr
+        texts[name] = "\n".join(errors)
+    assert ("serve" in texts) is (case not in SERVED)
+    assert texts["rl"] == wording
+    assert not (project / "out").exists()
+
+
+@pytest.mark.parametrize("case", USABLE)
+def test_unusual_folders_work(project, folder, case):
+    USABLE[case](folder)
+    for words in commands().values():
+        try:
+            done = call(project, *words)
+            assert (done.returncode, "--dry-run" in words) == (0, True), done.stderr
+        except Started:
+            shutil.rmtree(project / "out", ignore_errors=True)
+    cpu = torch.device("cpu")
+    spec, checkpoint = read_spec(folder), Checkpoint(folder)
+    weights = DecoderWeights(spec, dtype=torch.float32, device=cpu)
+    weights.check(checkpoint)
+    weights.load(checkpoint)
+    policy = load_policy(str(folder), cpu)
+    torch.testing.assert_close(weights.current.embed, policy.model.get_input_embeddings().weight.detach())
+    assert ChatRenderer(folder).render(CHAT["messages"][:1]).ids
