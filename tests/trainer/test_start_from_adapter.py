@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from peft import PeftModel
+from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM
 
 from buckeye.config.adapter import start_model
@@ -13,8 +13,10 @@ from buckeye.config.load import load_config
 from buckeye.config.rl import RLConfig
 from buckeye.config.sft import SFTConfig
 from buckeye.errors import UsageError
+from buckeye.inference.engine.adapters import AdaptedCheckpoint
 from buckeye.trainer.batch_loss import load_reference
 from buckeye.trainer.data.packing import pack_micro_batch
+from buckeye.trainer.model.adapter_files import merge_adapter
 from buckeye.trainer.parallel.ranks import Ranks
 from buckeye.trainer.rl import run_trainer
 from buckeye.trainer.setup import build_learner
@@ -22,7 +24,7 @@ from buckeye.transport.checkpoint import list_checkpoints
 from tests.rounding import logprob_error
 from tests.trainer.rl_runs import put, records
 from tests.trainer.test_lora import CPU, IDS, adapted, logprobs, plain_logprobs, saved
-from tests.trainer.trainer_config import trainer_config
+from tests.trainer.trainer_config import sft_config, trainer_config
 
 LORA = {"experimental": {"lora": {}}}
 
@@ -94,6 +96,9 @@ def test_all_process_settings_name_the_base_model(adapter, tiny_model, tmp_path)
     ("changes", "words"),
     [
         ({}, ["--trainer.model.experimental.lora.rank", "8"]),
+        ({"init_lora_weights": "pissa"}, ["--trainer.model.experimental.lora.dropout", "0"]),
+        ({"rank_pattern": {"q_proj": 2}}, ["--trainer.model.experimental.lora.dropout", "0"]),
+        ({"use_rslora": True}, ["--trainer.model.experimental.lora.use-rslora", "false"]),
         ({"use_dora": True}, ["--trainer.model.experimental.lora.dropout", "0"]),
         ({"target_modules": ".*_proj"}, ["--trainer.model.experimental.lora.dropout", "0"]),
         ({"base_model_name_or_path": None}, []),
@@ -106,3 +111,49 @@ def test_mismatched_adapter_is_refused_before_start(adapter, tmp_path, changes, 
     (tmp_path / "adapter_config.json").write_text(text)
     with refusal(UsageError):
         load_config(RLConfig, ["--trainer", "--model.name", str(tmp_path), *words])
+
+
+OF_PEFT = {
+    "plain": {"target_modules": ["q_proj", "v_proj"], "lora_alpha": 3},
+    "rslora": {"use_rslora": True, "target_modules": ["o_proj", "up_proj"]},
+    "one layer": {"layers_to_transform": [1], "target_modules": ["k_proj", "down_proj"]},
+    "whole head": {"modules_to_save": ["lm_head"], "target_modules": ["q_proj"]},
+}
+
+
+@pytest.mark.parametrize("settings_of", [trainer_config, sft_config], ids=["rl", "sft"])
+@pytest.mark.parametrize("case", OF_PEFT)
+def test_adapters_of_peft_are_trained_further_and_exported(
+    case, settings_of, tiny_model, tiny_llama, tmp_path
+):
+    base = tiny_llama if case == "whole head" else tiny_model  # the embedding of tiny_model is tied
+    torch.manual_seed(0)
+    config = LoraConfig(r=4, task_type="CAUSAL_LM", init_lora_weights=False, **OF_PEFT[case])
+    peft_model = get_peft_model(AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32), config)
+    if case == "whole head":
+        peft_model.base_model.model.lm_head.modules_to_save.default.weight.data.mul_(1.1)
+    peft_model.save_pretrained(tmp_path / "adapter")
+    close = {"rtol": 0, "atol": 2 * logprob_error(layers=2, width=48)}
+    data = {"data": {"path": tmp_path / "chats.jsonl"}} if settings_of is sft_config else {}
+    settings = settings_of(tmp_path / "adapter", tmp_path, model=LORA, **data)
+    settings = settings.model_copy(update={"model": start_model(settings.model)})
+    assert settings.model.name == str(base)
+    learner = build_learner(settings, Ranks(rank=0, world_size=1, device=CPU), None, max_steps=1)
+    torch.testing.assert_close(logprobs(learner.policy), plain_logprobs(peft_model), **close)
+    with torch.no_grad():
+        for parameter in learner.policy.trainable.values():
+            parameter.add_(0.02 * torch.randn_like(parameter))
+    trained, export = logprobs(learner.policy), saved(learner.policy, tmp_path / "export")
+    assert (trained - plain_logprobs(peft_model)).abs().max() > 1e-3
+    fresh = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    loaded = PeftModel.from_pretrained(fresh, str(export))
+    torch.testing.assert_close(plain_logprobs(loaded), trained, **close)
+    torch.testing.assert_close(plain_logprobs(loaded.merge_and_unload()), trained, **close)
+    merge_adapter(str(base), export, tmp_path / "merged")
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype=torch.float32)
+    torch.testing.assert_close(plain_logprobs(merged), trained, **close)
+    assert merged.config.tie_word_embeddings is (base == tiny_model)
+    served = AdaptedCheckpoint(base, export)  # by the embedded engine
+    for name, tensor in merged.state_dict().items():
+        if name in served.shapes:
+            torch.testing.assert_close(served.merged(name).float(), tensor, rtol=1e-5, atol=1e-5)

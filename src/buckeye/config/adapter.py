@@ -21,14 +21,14 @@ T = TypeVar("T", bound=BaseConfig)
 ADAPTER_CONFIG = "adapter_config.json"
 _PEFT_KEYS = {"rank": "r", "alpha": "lora_alpha", "target_modules": "target_modules"}
 _UNSUPPORTED_KEYS = (
-    "use_dora",
-    "use_rslora",
-    "use_qalora",
-    "rank_pattern",
-    "alpha_pattern",
-    "layers_to_transform",
+    *("use_dora", "use_qalora", "use_bdlora", "fan_in_fan_out", "lora_bias", "layer_replication"),
+    *("rank_pattern", "alpha_pattern", "exclude_modules", "layers_pattern", "target_parameters"),
+    *("trainable_token_indices", "alora_invocation_tokens", "arrow_config", "corda_config", "eva_config"),
+    *("kasa_config", "monteclora_config", "loftq_config"),
 )
-"""Keys of peft for adapters other than W + alpha / rank B A with one rank and alpha for all modules."""
+"""Keys of peft for adapters other than W + scale B A with one rank and scale for all modules."""
+_INITIALIZATIONS = (None, True, False, "gaussian", "eva", "orthogonal")
+"""Values of `init_lora_weights` that leave the base model unchanged."""
 
 
 def is_adapter(name: str) -> bool:
@@ -108,10 +108,15 @@ def _lora_settings(lora: LoRAConfig, folder: Path, content: Mapping[str, Any]) -
         unsupported.append(f"peft_type = {content['peft_type']!r}")
     if content.get("bias", "none") != "none":
         unsupported.append(f"bias = {content['bias']!r}")
+    if content.get("init_lora_weights") not in _INITIALIZATIONS:
+        unsupported.append(f"init_lora_weights = {content['init_lora_weights']!r}")
     if unsupported:
         raise UsageError(f"{failure} {', '.join(unsupported)}", code="BK-ADAPTER", hint=hint)
     values = {name: content.get(key) for name, key in _PEFT_KEYS.items()}
     values["modules_to_save"] = content.get("modules_to_save") or []
+    values["use_rslora"] = bool(content.get("use_rslora"))
+    layers = content.get("layers_to_transform")
+    values["layers_to_transform"] = [layers] if isinstance(layers, int) else layers
     try:
         stored = LoRAConfig.model_validate({"dropout": lora.dropout, **values})
     except ValidationError as error:

@@ -51,6 +51,10 @@ class LoRAConfig(BaseConfig):
     """Modules with an adapter: names, or suffixes of names."""
     modules_to_save: list[str] = []
     """Modules to train in full and save with the adapter."""
+    use_rslora: bool = False
+    """Multiply by alpha / sqrt(rank) instead of alpha / rank (rsLoRA)."""
+    layers_to_transform: list[NonNegativeInt] | None = None
+    """Numbers of the layers with an adapter. None: all layers."""
 
 
 class ExperimentalConfig(BaseConfig):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -16,7 +17,7 @@ from typing import Any
 from buckeye.base.storage import utf8
 from buckeye.envs.base import Message, Tool
 from buckeye.errors import UsageError
-from buckeye.inference.engine.architecture import eos_token_ids
+from buckeye.inference.engine.architecture import eos_token_ids, read_model_config
 from buckeye.inference.render.families import FamilyParser, find_family
 from buckeye.inference.render.parse_reply import (
     ParsedMessage,
@@ -199,13 +200,12 @@ class ChatRenderer:
         return self.decode([token_id])
 
     def _find_stop_token_ids(self) -> tuple[int, ...]:
-        end = self.template.end_of_turn
-        tokens = [
-            self.tokenizer.eos_token_id,
-            *eos_token_ids({}, Path(self.model_path)),
-            end[1] if end else None,
-        ]
-        return tuple(dict.fromkeys(token for token in tokens if token is not None))
+        end, folder = self.template.end_of_turn, Path(self.model_path)
+        config = read_model_config(folder / "config.json") if (folder / "config.json").is_file() else {}
+        tokens = [self.tokenizer.eos_token_id, *eos_token_ids(config, folder), end[1] if end else None]
+        size = config.get("vocab_size")  # the model cannot sample a larger id, and engines reject it
+        limit = size if isinstance(size, int) else math.inf
+        return tuple(dict.fromkeys(token for token in tokens if token is not None and token < limit))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -241,8 +241,15 @@ class Service:
             raise InvalidRequestError(
                 f"`stop_token_ids` has an id outside the vocabulary of {self.spec.vocab_size}"
             )
-        eos = () if sampling.ignore_eos else self.spec.eos_token_ids
+        eos = () if sampling.ignore_eos else self._eos_token_ids
         return tuple(dict.fromkeys((*requested, *eos)))
+
+    @cached_property
+    def _eos_token_ids(self) -> tuple[int, ...]:
+        """Tokens that end a reply: those of the model, of its tokenizer and of its chat template."""
+        others = () if self._renderer is None else self._renderer.stop_token_ids
+        tokens = dict.fromkeys((*self.spec.eos_token_ids, *others))
+        return tuple(token for token in tokens if token < self.spec.vocab_size)
 
     def checked_prompt(self, prompt: Seq[int]) -> tuple[int, ...]:
         """Return the prompt. Raise `InvalidRequestError` if it is empty, too long, or has unknown ids."""

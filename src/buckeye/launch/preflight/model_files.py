@@ -275,7 +275,7 @@ def _check_layers(directory: Path, config: Mapping[str, Any], shapes: Mapping[st
 
 
 def _check_tied_head(path: Path, headers: Mapping[Path, Mapping[str, Any]]) -> None:
-    """Raise `UsageError` if the head differs from the embedding to which config.json ties it."""
+    """Raise `UsageError` if a tied head differs from the embedding."""
     places = {name: (file, header[name]) for file, header in headers.items() for name in header}
     pairs = zip(*(_chunks(*places[name]) for name in (EMBED, HEAD)), strict=False)
     if any(first != second for first, second in pairs):

@@ -14,6 +14,7 @@ from buckeye.config.rl import RLConfig
 from buckeye.config.shared import UserFunctionConfig
 from buckeye.errors import InferenceError, UsageError
 from buckeye.inference.engine.architecture import read_model_config, tensor_shapes
+from buckeye.inference.engine.tensor_layout import EMBED, HEAD
 from buckeye.launch.preflight.disk import matches_module_name
 from buckeye.launch.preflight.model import find_model
 from buckeye.trainer.data.chat_data import check_first_chat
@@ -50,6 +51,12 @@ def trainer_warnings(config: RLConfig, model_path: Path | None, *, on_gpu: bool)
     if shapes and lora is not None:
         matrices = [name.rpartition(".")[0] for name, shape in shapes.items() if len(shape) == 2]
         warnings += _target_warnings(lora.target_modules, matrices)
+        tied = [name for name in lora.modules_to_save if name.rpartition(".")[2] in _OUTER_MODULES]
+        if tied and EMBED in shapes and HEAD not in shapes:
+            warnings.append(
+                f"trainer.model.experimental.lora.modules_to_save: {', '.join(tied)} cannot be "
+                "trained in full: input and output embedding are one matrix"
+            )
     if config.trainer.model.adapter is not None and model_path is not None:
         warnings += _adapter_warnings(config.trainer.model.adapter, config.trainer.model.name, shapes)
     return warnings

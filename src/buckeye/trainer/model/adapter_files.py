@@ -27,7 +27,7 @@ CONFIG_FILE = "adapter_config.json"
 _PREFIX = "base_model.model."
 """Prefix of parameter names in peft's files."""
 _HINT = f"name a folder in PEFT format, with {CONFIG_FILE} and {WEIGHTS_FILE}"
-_MUST_AGREE = ("r", "lora_alpha", "target_modules", "modules_to_save")
+_MUST_AGREE = ("r", "lora_alpha", "target_modules", "modules_to_save", "use_rslora", "layers_to_transform")
 
 
 def has_adapter(model: PreTrainedModel) -> bool:
@@ -175,7 +175,9 @@ def _comparable(value: Any) -> Any:
     For a list of module names, this is the sorted list of the last parts of the names, because tools write
     different full names. The names of the weights identify the modules.
     """
-    return sorted({name.rpartition(".")[2] for name in value}) if isinstance(value, list) else value or None
+    if isinstance(value, list):
+        return sorted({name.rpartition(".")[2] if isinstance(name, str) else name for name in value})
+    return value or None
 
 
 def _stored_name(name: str) -> str:

@@ -1,7 +1,7 @@
 """Low-rank adapters (Hu et al. 2021, arXiv 2106.09685) on a policy with frozen base weights.
 
-A matrix W becomes W + alpha / rank * B A. At first A [rank, in] is random, and B [out, rank] is zero. Only A,
-B and the fully trained modules have gradients.
+A matrix W becomes W + alpha / rank * B A, or with rsLoRA W + alpha / sqrt(rank) * B A. At first A [rank, in]
+is random, and B [out, rank] is zero. Only A, B and the fully trained modules have gradients.
 
 This module imports peft, which takes seconds. So import this module only if there is an adapter.
 """
@@ -39,6 +39,8 @@ def add_adapter(model: PreTrainedModel, config: LoRAConfig, *, base: str, frozen
         lora_alpha=config.alpha,
         lora_dropout=config.dropout,
         target_modules=list(config.target_modules),
+        use_rslora=config.use_rslora,
+        layers_to_transform=config.layers_to_transform,
         modules_to_save=_full_module_names(model, config.modules_to_save) or None,
         base_model_name_or_path=str(Path(base).resolve()) if Path(base).is_dir() else base,
         task_type="CAUSAL_LM",
