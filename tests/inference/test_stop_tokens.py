@@ -1,4 +1,4 @@
-"""Sampling stops at each token that ends a text, wherever a model names it, and this token is trained."""
+"""Sampling stops at each token that ends a text, in any file of a model, and it is trained."""
 
 import json
 import shutil

@@ -203,6 +203,14 @@ def complete_config(config: Mapping[str, Any], path: Path) -> dict[str, Any]:
     return fields
 
 
+def is_4bit(config: Mapping[str, Any]) -> bool:
+    """Return True if a `config.json` has weights in 4 bits of bitsandbytes (QLoRA, arXiv:2305.14314)."""
+    settings = config.get("quantization_config")
+    if not isinstance(settings, Mapping):
+        return False
+    return settings.get("quant_method") == "bitsandbytes" and settings.get("load_in_4bit") is True
+
+
 def layer_windows(fields: Mapping[str, Any]) -> list[int | None]:
     """Return the attention window of each layer in tokens, or None for full attention."""
     window = _window(fields)
@@ -296,8 +304,8 @@ def _unknown_keys(config: Mapping[str, Any], family: Mapping[str, Any]) -> Itera
 
 
 def _unsupported_values(fields: Mapping[str, Any]) -> Iterator[str]:
-    if fields["quantization_config"]:
-        yield "the weights are quantized (quantization_config)"
+    if fields["quantization_config"] and not is_4bit(fields):
+        yield "the weights are quantized (quantization_config); only 4 bits of bitsandbytes are supported"
     activation = "hidden_activation" if "hidden_activation" in fields else "hidden_act"
     if fields[activation] not in ACTIVATIONS:
         yield f"{activation} is {format_value(fields[activation])}, not one of {', '.join(ACTIVATIONS)}"

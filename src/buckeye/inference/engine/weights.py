@@ -24,6 +24,7 @@ from safetensors import SafetensorError, safe_open
 from buckeye.base.storage import read_json
 from buckeye.errors import InferenceError
 from buckeye.inference.engine.architecture import ModelSpec
+from buckeye.inference.engine.four_bits import is_packed, unpack, unpacked_shapes
 from buckeye.inference.engine.projection import Projection
 from buckeye.inference.engine.tensor_layout import (
     EMBED,
@@ -141,11 +142,18 @@ class Checkpoint(LoadableWeights):
                 for name in file.keys():  # noqa: SIM118, not a dict
                     self._files[name] = path
                     self.shapes[name] = tuple(file.get_slice(name).get_shape())
+        self.shapes = unpacked_shapes(self.shapes, self._stored)
 
     def tensor(self, name: str) -> torch.Tensor:
         """Return a tensor on the CPU, from `replaced` or else from the file. `low_rank` is not added."""
         if name in self.replaced:
             return self.replaced[name]
+        if is_packed(name, self._files):
+            parts = [part for part in self._files if part == name or part.startswith(f"{name}.")]
+            return unpack(name, {part: self._stored(part) for part in parts})
+        return self._stored(name)
+
+    def _stored(self, name: str) -> torch.Tensor:
         with _open_safetensors(self._files[name]) as file:
             tensor: torch.Tensor = file.get_tensor(name)
         return tensor

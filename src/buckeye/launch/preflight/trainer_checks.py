@@ -14,6 +14,7 @@ from buckeye.config.rl import RLConfig
 from buckeye.config.shared import UserFunctionConfig
 from buckeye.errors import InferenceError, UsageError
 from buckeye.inference.engine.architecture import read_model_config, tensor_shapes
+from buckeye.inference.engine.model_fields import is_4bit
 from buckeye.inference.engine.tensor_layout import EMBED, HEAD
 from buckeye.launch.preflight.disk import matches_module_name
 from buckeye.launch.preflight.model import find_model
@@ -48,6 +49,12 @@ def trainer_warnings(config: RLConfig, model_path: Path | None, *, on_gpu: bool)
             warnings += _length_warnings(config, content)
     shapes = tensor_shapes(model_path) if model_path is not None else {}
     lora = config.trainer.model.experimental.lora
+    quantized = model_path is not None and is_4bit(read_model_config(model_path / "config.json"))
+    if quantized and lora is None:
+        warnings.append(
+            "trainer.model.experimental.lora: the weights of the model have 4 bits, so only an adapter can "
+            "be trained: set experimental.lora"
+        )
     if shapes and lora is not None:
         matrices = [name.rpartition(".")[0] for name, shape in shapes.items() if len(shape) == 2]
         warnings += _target_warnings(lora.target_modules, matrices)
@@ -57,7 +64,7 @@ def trainer_warnings(config: RLConfig, model_path: Path | None, *, on_gpu: bool)
                 f"trainer.model.experimental.lora.modules_to_save: {', '.join(tied)} cannot be "
                 "trained in full: input and output embedding are one matrix"
             )
-    if config.trainer.model.adapter is not None and model_path is not None:
+    if config.trainer.model.adapter is not None and model_path is not None and not quantized:
         warnings += _adapter_warnings(config.trainer.model.adapter, config.trainer.model.name, shapes)
     return warnings
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,14 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from buckeye.base.distribution import need
 from buckeye.errors import CheckpointError, UsageError
+from buckeye.inference.engine.model_fields import is_4bit
 from buckeye.trainer.model.trainable import model_load_error
 from buckeye.trainer.output.hf_directory import read_tokenizer_files, save_model, write_tokenizer_files
 from buckeye.transport.checkpoint.base_digest import BASE_DIGEST_KEY, base_digest
+
+logger = logging.getLogger(__name__)
 
 ADAPTER_NAME = "default"
 """Name of the adapter in the model. Files do not contain this name."""
@@ -116,8 +121,17 @@ def merge_adapter(base: str, adapter: Path, out: Path) -> None:
     model or the adapter cannot be loaded.
     """
     try:
-        dtype = AutoConfig.from_pretrained(base).dtype or torch.float32
+        config = AutoConfig.from_pretrained(base)
+        dtype = config.dtype or torch.float32
         model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+        if is_4bit(config.to_dict()):
+            need("bitsandbytes", "a model with weights in 4 bits")
+            model = model.dequantize(dtype=torch.float32)
+            logger.warning(
+                "The weights of %s have 4 bits; the merged model has them, rounded, plus the adapter, as %s",
+                base,
+                dtype,
+            )
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise model_load_error(base, error) from error
     merge_adapter_into(model, base, adapter)

@@ -14,8 +14,10 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
+from buckeye.base.distribution import need
 from buckeye.errors import UsageError
 from buckeye.inference.engine.architecture import check_sizes
+from buckeye.inference.engine.model_fields import is_4bit
 from buckeye.inference.engine.weights import auto_compute_dtype
 from buckeye.trainer.data.packing import PackedMicroBatch, pack_micro_batch
 from buckeye.trainer.model.attention import PACKED_ATTENTION, flash_available
@@ -237,6 +239,9 @@ def load_policy(
     transformers_logging.disable_progress_bar()
     config = read_trainable_config(name, sharded=sharded)
     is_packed = not unpacked_reasons(config.to_dict())
+    is_quantized = is_4bit(config.to_dict())
+    if is_quantized:
+        check_quantized(name, frozen=frozen, sharded=sharded)
     try:
         model, info = AutoModelForCausalLM.from_pretrained(
             name,
@@ -244,6 +249,7 @@ def load_policy(
             dtype=_frozen_dtype(compute_dtype, device) if frozen else torch.float32,
             attn_implementation=PACKED_ATTENTION if is_packed else None,
             output_loading_info=True,
+            **({"device_map": {"": device}} if is_quantized else {}),
         )
     except Exception as error:  # transformers raises arbitrary exceptions for an incomplete model directory
         raise model_load_error(name, error) from error
@@ -253,9 +259,26 @@ def load_policy(
             code="BK-MODEL-DAMAGED",
             hint="download or copy the model again",
         )
-    model = model if sharded else model.to(device)
+    model = model if sharded or is_quantized else model.to(device)
     is_packed = is_packed or can_pack(model, name)
     return make_policy(model, name, device, flash=flash, compute_dtype=compute_dtype, padded=not is_packed)
+
+
+def check_quantized(name: str, *, frozen: bool, sharded: bool) -> None:
+    """Raise `UsageError` if weights in 4 bits would be trained, or divided among ranks."""
+    need("bitsandbytes", "a model with weights in 4 bits")
+    if not frozen:
+        raise UsageError(
+            f"the weights of {name!r} have 4 bits, so only an adapter can be trained",
+            code="BK-MODEL-UNSUPPORTED",
+            hint="set `experimental.lora`, or use the model without quantization",
+        )
+    if sharded:
+        raise UsageError(
+            f"the weights of {name!r} have 4 bits, which cannot be divided among ranks",
+            code="BK-MODEL-UNSUPPORTED",
+            hint='set `sharding` to "none"',
+        )
 
 
 def read_trainable_config(name: str, *, sharded: bool) -> PreTrainedConfig:
@@ -317,9 +340,14 @@ def make_policy(
     disable_dropout(model)
     _enable_padding_gradient(model)
     if compute_dtype == "auto":
-        dtype = auto_compute_dtype(sum(p.numel() for p in model.parameters()), device)
+        packed = torch.uint8  # two parameters of 4 bits
+        elements = sum(p.numel() * (2 if p.dtype == packed else 1) for p in model.parameters())
+        dtype = auto_compute_dtype(elements, device)
     else:
         dtype = getattr(torch, compute_dtype)
+    for module in model.modules():
+        if hasattr(module, "compute_type_is_set"):  # a linear layer of bitsandbytes
+            module.compute_dtype, module.compute_type_is_set = dtype, True
     use_flash = flash and not padded and dtype == torch.bfloat16 and flash_available(device)
     if flash and device.type == "cuda" and not use_flash and not padded:
         logger.info("Using torch's padded attention: no flash attention for this GPU and %s", dtype)

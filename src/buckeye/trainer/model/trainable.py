@@ -9,7 +9,7 @@ from typing import Any
 from buckeye.errors import BuckeyeError, UsageError
 from buckeye.inference.engine.architecture import read_model_config
 from buckeye.inference.engine.general_spec import general_reasons
-from buckeye.inference.engine.model_fields import format_value
+from buckeye.inference.engine.model_fields import format_value, is_4bit
 
 FAMILIES = (
     *("llama", "qwen2", "qwen3", "mistral", "ministral", "ministral3", "smollm3", "starcoder2"),
@@ -114,7 +114,7 @@ def packing_reasons(config: Mapping[str, Any]) -> Iterator[str]:
         if config.get(key) not in (None, 1.0) and not is_divided:
             yield f"{key} is {format_value(config[key])}: packed rows do not scale scores or logits"
     for key in _SWITCHES:
-        if config.get(key):
+        if config.get(key) and not (key == "quantization_config" and is_4bit(config)):
             yield f"{key} is {format_value(config[key])}"
     if config.get("is_causal") is False:
         yield "is_causal is False"

@@ -1,0 +1,105 @@
+"""Weights in 4 bits (QLoRA): trainer and engine compute with the same rounded weights."""
+
+import hashlib
+
+import numpy as np
+import pytest
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
+
+from buckeye.config.trainer import LoRAConfig
+from buckeye.errors import UsageError
+from buckeye.inference.engine.adapters import AdaptedCheckpoint
+from buckeye.inference.engine.architecture import read_spec
+from buckeye.inference.engine.weights import Checkpoint, DecoderWeights
+from buckeye.launch.preflight.model_files import check_model_files
+from buckeye.trainer.data.packing import pack_micro_batch
+from buckeye.trainer.model.adapter_files import merge_adapter
+from buckeye.trainer.model.lora import add_adapter
+from buckeye.trainer.model.policy import load_policy
+from tests.rounding import logprob_error
+from tests.trainer.test_lora import CPU, IDS, logprobs, plain_logprobs, saved
+
+CLOSE = {"rtol": 0, "atol": 4 * logprob_error(layers=2, width=48)}
+
+
+def quantize(base, folder, **settings):
+    """Write a model with weights in 4 bits, as transformers does."""
+    kind = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", **settings)
+    model = AutoModelForCausalLM.from_pretrained(
+        base, dtype=torch.float32, quantization_config=kind, device_map={"": "cpu"}
+    )
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(base).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["single", "double"])
+def quantized(request, tiny_model, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("quantized")
+    return quantize(tiny_model, folder, bnb_4bit_use_double_quant=request.param)
+
+
+@pytest.fixture
+def policy(quantized):
+    """Policy with an adapter whose B is not zero."""
+    torch.manual_seed(0)
+    loaded = load_policy(str(quantized), CPU, frozen=True)
+    add_adapter(loaded.model, LoRAConfig(rank=4), base=str(quantized), frozen_dtype=torch.float32)
+    with torch.no_grad():
+        for parameter in loaded.trainable.values():
+            parameter.add_(0.05 * torch.randn_like(parameter))
+    return loaded
+
+
+def digest(folder):
+    return hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
+
+
+def test_engine_and_checks_read_it(quantized):
+    spec = check_model_files(quantized, "engine")
+    assert spec == read_spec(quantized)
+    reference = AutoModelForCausalLM.from_pretrained(quantized, dtype=torch.float32).dequantize()
+    weights, checkpoint = DecoderWeights(spec, dtype=torch.float32, device=CPU), Checkpoint(quantized)
+    weights.check(checkpoint)
+    weights.load(checkpoint)
+    for name, tensor in reference.state_dict().items():
+        if name in checkpoint.shapes:
+            assert torch.equal(checkpoint.tensor(name).float(), tensor.float()), name
+
+
+def test_only_the_adapter_is_trained_and_the_base_is_unchanged(quantized, policy):
+    before, base = digest(quantized), {n: p.clone() for n, p in policy.model.named_parameters()}
+    assert all(".lora_" in name and p.dtype == torch.float32 for name, p in policy.trainable.items())
+    optimizer = torch.optim.SGD(policy.trainable.values(), lr=0.1)
+    row = pack_micro_batch([IDS], [np.arange(len(IDS)) > 0], CPU)
+    start = policy(row, torch.ones(len(IDS) - 1))[0].mean()
+    (-start).backward()
+    optimizer.step()
+    assert logprobs(policy).mean() > start
+    for name, parameter in policy.model.named_parameters():
+        assert torch.equal(parameter, base[name]) is (name not in policy.trainable), name
+    assert digest(quantized) == before
+
+
+def test_export_is_loaded_by_peft_and_by_the_engine_and_merged(quantized, policy, tmp_path, caplog):
+    expected, adapter = logprobs(policy), saved(policy, tmp_path / "adapter")
+    base = AutoModelForCausalLM.from_pretrained(quantized, dtype=torch.float32)
+    # in its evaluation mode, bitsandbytes cannot compute with matrices this small on a CPU
+    loaded = PeftModel.from_pretrained(base, str(adapter)).train()
+    torch.testing.assert_close(plain_logprobs(loaded), expected, **CLOSE)
+    merge_adapter(str(quantized), adapter, tmp_path / "merged")
+    assert "4 bits" in caplog.text
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype=torch.float32)
+    assert not getattr(merged.config, "quantization_config", None)
+    torch.testing.assert_close(plain_logprobs(merged), expected, **CLOSE)
+    served = AdaptedCheckpoint(quantized, adapter)
+    for name, tensor in merged.state_dict().items():
+        if name in served.shapes:
+            torch.testing.assert_close(served.merged(name).float(), tensor.float(), rtol=1e-4, atol=1e-4)
+
+
+def test_all_weights_cannot_be_trained(quantized, refusal):
+    with refusal(UsageError):
+        load_policy(str(quantized), CPU)
