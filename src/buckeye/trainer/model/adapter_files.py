@@ -127,6 +127,7 @@ def merge_adapter(base: str, adapter: Path, out: Path) -> None:
         if is_4bit(config.to_dict()):
             need("bitsandbytes", "a model with weights in 4 bits")
             model = model.dequantize(dtype=torch.float32)
+            model._weight_conversions = None  # of the 4-bit files, which saving would apply in reverse
             logger.warning(
                 "The weights of %s have 4 bits; the merged model has them, rounded, plus the adapter, as %s",
                 base,
