@@ -39,7 +39,13 @@ def _receiver(root, *, ranks=None, timeout=0.2) -> BatchReceiver:
     ranks = ranks or Ranks(0, 1, torch.device("cpu"))
     skipped = root / "skipped"
     return BatchReceiver(
-        root=root, skipped=skipped, identity=ME, ranks=ranks, stop=StopFlag(), timeout_seconds=timeout
+        root=root,
+        skipped=skipped,
+        identity=ME,
+        ranks=ranks,
+        stop=StopFlag(),
+        timeout_seconds=timeout,
+        check=lambda: None,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
@@ -11,7 +12,7 @@ from pathlib import Path
 from buckeye.base import heartbeat
 from buckeye.base.process import RunIdentity, StopFlag
 from buckeye.base.storage import step_directory
-from buckeye.errors import TransportError
+from buckeye.errors import BuckeyeError, TransportError
 from buckeye.trainer.parallel.ranks import Ranks
 from buckeye.trainer.quarantine import quarantine_batch
 from buckeye.transport.batches import (
@@ -56,7 +57,7 @@ class BatchReceiver:
     """Receiver of batches from the directory `root`. Rank 0 reads, and all ranks get equal results.
 
     A damaged batch is moved to `skipped`. The orchestrator detects that the batch is missing, and writes it
-    again.
+    again. `check` raises an error if waiting makes no sense, because publishing has failed.
     """
 
     root: Path
@@ -65,12 +66,13 @@ class BatchReceiver:
     ranks: Ranks
     stop: StopFlag
     timeout_seconds: float
+    check: Callable[[], None]
 
     def next_batch(self, step: int) -> Batch | None:
         """Return the batch of `step`, or None if any rank received a stop request.
 
         Raise `TransportError` if the batch does not arrive within `timeout_seconds`, or is damaged three
-        times.
+        times. Raise the error of `check`.
         """
         logger.info("Waiting for training batch to arrive")
         heartbeat.report(f"batch {step}", on="orchestrator")
@@ -99,7 +101,7 @@ class BatchReceiver:
                     self.timeout_seconds,
                 )
 
-    def _poll(self, wait: _Wait) -> tuple[_PollResult, Batch | None, TransportError | None]:
+    def _poll(self, wait: _Wait) -> tuple[_PollResult, Batch | None, BuckeyeError | None]:
         """Poll for the batch for up to one second. Ranks other than rank 0 only check for a stop request."""
         until = time.monotonic() + _AGREE_SECONDS
         while True:
@@ -108,8 +110,9 @@ class BatchReceiver:
             if not self.ranks.is_rank_zero:
                 return _PollResult.WAIT, None, None
             try:
+                self.check()
                 batch = self._read(wait)
-            except TransportError as error:
+            except BuckeyeError as error:
                 return _PollResult.FAILED, None, error
             if batch is not None:
                 return _PollResult.READY, batch, None

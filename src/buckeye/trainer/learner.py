@@ -24,7 +24,7 @@ from buckeye.trainer.optim.optimizer import (
     gradient_norm,
     sum_gradients,
 )
-from buckeye.trainer.parallel.fsdp import gather_tensors, reshard_policy
+from buckeye.trainer.parallel.fsdp import reshard_policy
 from buckeye.trainer.parallel.ranks import Ranks
 
 logger = logging.getLogger(__name__)
@@ -194,13 +194,6 @@ class Learner:
             values["mfu"] = flops / seconds / (peak * self.ranks.world_size)
         values["peak_memory_gib"] = peak_memory_gib(self.policy.device)
         return values | self.micro_batch_size.values()
-
-    def gather_model_tensors(self, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-        """Return `local_tensors` unsharded and as `dtype` on rank 0. Return {} on the other ranks.
-
-        All ranks must call this method.
-        """
-        return gather_tensors(self.local_tensors(), keep=self.ranks.is_rank_zero, dtype=dtype)
 
     def local_tensors(self) -> Mapping[str, torch.Tensor]:
         """Return the model's tensors, or this rank's shards of them.

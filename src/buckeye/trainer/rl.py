@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -117,6 +117,7 @@ class RLTrainer:
         self.stopwatch = Stopwatch("wait", "compute", "publish", "checkpoint", idle="wait")
         self._skipped = config.output_dir / "skipped"
         self._trained, self._weights = config.output_dir / "trained", config.output_dir / "weights"
+        self.output = OutputWriter(config, learner, identity, self.metrics)
         self.receiver = BatchReceiver(
             root=config.output_dir / "batches",
             skipped=self._skipped,
@@ -124,8 +125,8 @@ class RLTrainer:
             ranks=self.ranks,
             stop=stop,
             timeout_seconds=config.batch_timeout,
+            check=self.output.check,
         )
-        self.output = OutputWriter(config, learner, identity, self.metrics)
         interval = config.weights.measure_interval
         self._rounding_monitor = (
             self.output.rounding_monitor(interval=interval) if interval is not None else None
@@ -211,6 +212,7 @@ class RLTrainer:
             "seconds": seconds,
             **self._measure_rounding(validated.usable.samples),
             **self.learner.throughput(tokens, seconds),
+            **self.output.take_publish_seconds(),
             **self.stopwatch.take(),
         }
         # this log line does not mention left-out samples: `_validate` has logged a warning about them
@@ -221,46 +223,57 @@ class RLTrainer:
     def _release_batch(
         self, batch: Batch, samples: Sequence[Sample], values: Mapping[str, float], position: int
     ) -> None:
-        """Delete a trained batch. First archive it for `rl replay`, if `trainer.trained.keep` is not 0.
+        """Delete a trained batch after the weights are published.
 
-        `position` is the position in the supervised data before the step.
-
-        All ranks must call this method.
+        First archive it for `rl replay`, if `trainer.trained.keep` is not 0. `position` is the position in
+        the supervised data before the step. All ranks must call this method.
         """
-        settings = self.config.trained
-        if settings.keep != 0:
-            logprobs = self.batch_loss.gather_logprobs(samples)
-            write = partial(self._archive, batch, samples, logprobs, values, position)
-            if settings.record_order:
-                what, needed = f"the archive of batch {batch.step}", logprobs.nbytes
-                write_on_rank_zero(
-                    self.ranks, lambda: write_when_room(self._trained, write, what=what, needed=needed)
-                )
-            elif self.ranks.is_rank_zero:
-                self._try_to_archive(write, batch.step)
-        if self.ranks.is_rank_zero:
+        keeps = self.config.trained.keep != 0
+        logprobs = self.batch_loss.gather_logprobs(samples) if keeps else None
+        first_update = self.batch_loss.first_update
+
+        def release() -> None:
+            if logprobs is not None:
+                self._keep_trained(batch, samples, logprobs, first_update, values, position)
             remove_batch(self.receiver.root, batch.step)
 
-    def _try_to_archive(self, write: Callable[[], None], step: int) -> None:
+        if self.ranks.is_rank_zero:
+            self.output.when_published(release)
+
+    def _keep_trained(
+        self,
+        batch: Batch,
+        samples: Sequence[Sample],
+        logprobs: npt.NDArray[np.float32],
+        first_update: Sequence[int],
+        values: Mapping[str, float],
+        position: int,
+    ) -> None:
         settings = self.config.trained
+        write = partial(self._archive, batch, samples, logprobs, first_update, values, position)
+        if settings.record_order:
+            what = f"the archive of batch {batch.step}"
+            write_when_room(self._trained, write, what=what, needed=logprobs.nbytes)
+            return
         try:
             write()
             prune_trained_batches(self._trained, keep=settings.keep, max_bytes=settings.max_bytes)
         except OSError as error:  # only `rl replay` needs the batch, so the run continues
-            logger.warning("Not keeping batch %d for `rl replay`: %s", step, error)
+            logger.warning("Not keeping batch %d for `rl replay`: %s", batch.step, error)
 
     def _archive(
         self,
         batch: Batch,
         samples: Sequence[Sample],
         logprobs: npt.NDArray[np.float32],
+        first_update: Sequence[int],
         values: Mapping[str, float],
         position: int,
     ) -> None:
         indices = {id(sample): index for index, sample in enumerate(batch.samples)}
         record = {
             "values": drop_non_finite(values),
-            "weights": read_weights_manifest(step_directory(self._weights, self.step)).checksum,
+            "weights": read_weights_manifest(step_directory(self._weights, batch.step + 1)).checksum,
             "ranks": self.ranks.world_size,
             "device": self.ranks.device.type,
             "dtype": str(self.learner.policy.compute_dtype).removeprefix("torch."),
@@ -269,7 +282,7 @@ class RLTrainer:
             "torch": torch.__version__,
         }
         if values["updates"] > 1:
-            record["first_update"] = [indices[number] for number in self.batch_loss.first_update]
+            record["first_update"] = [indices[number] for number in first_update]
         if self._chats is not None:
             record |= {"data_position": position, "supervised": self._chats.identity()}
         trained = TrainedBatch(

@@ -86,6 +86,7 @@ def test_plan_memory_of_cpu_trainer():
         "optimizer (adamw)": 8 * TOY_PARAMETERS,
         "activations of 256 tokens": 4 * 256 * (4 * layer + passing + outside),
         "logits and their gradients": 16 * 256 * 1000 + 4 * 64_000,
+        "published weights": 4 * TOY_PARAMETERS,
         "checkpoint copies": 8 * TOY_PARAMETERS,  # 8 of 12: they reuse memory of activations
         "program": 450_000_000,
     }

@@ -149,10 +149,12 @@ def _trainer(config: TrainerConfig, load: TrainerLoad, rank: int, device: int) -
     if loss.kl_coef and not (load.adapter and config.model.adapter is None and loss.reference_model is None):
         state.append(Part("reference model (float32)", 4 * load.shape.parameters // load.shards))
     saved = _saved(load, rank)
+    published = Part("published weights", _published_bytes(config, load) if rank == 0 else 0)
     if not load.on_gpu:
         other = [
             _fragmentation(load, work),
             _rounded(config, load),
+            published,
             Part("checkpoint copies", _copies(load, work, saved)),
             Part("program", _PROCESS),
         ]
@@ -161,6 +163,7 @@ def _trainer(config: TrainerConfig, load: TrainerLoad, rank: int, device: int) -
     on_device = [*([] if offloaded else state), *work, Part("program", _GPU_PROCESS)]
     in_main_memory = [
         *(state if offloaded else []),
+        published,
         Part("checkpoint copies", saved),
         Part("program", _GPU_PROCESS_MAIN),
     ]
@@ -226,6 +229,14 @@ def _rounded(config: TrainerConfig, load: TrainerLoad) -> Part:
     rounded = weights.rounding == "stochastic" or (weights.rounding == "auto" and stored)
     is_kept = rounded and load.shards == 1 and not load.adapter
     return Part("rounded weights (float32)", 4 * load.shape.parameters if is_kept else 0)
+
+
+def _published_bytes(config: TrainerConfig, load: TrainerLoad) -> int:
+    """Return the bytes of the copy of the weights that is published in the background."""
+    if load.adapter:
+        return 4 * load.adapter
+    widths = {"auto": load.width, "float32": 4}
+    return widths.get(config.weights.dtype, 2) * load.shape.parameters
 
 
 def _saved(load: TrainerLoad, rank: int) -> int:

@@ -67,7 +67,7 @@ def save_adapter(
     """
     directory.mkdir(parents=True, exist_ok=True)
     stored = {
-        _stored_name(name): tensor.detach().to("cpu", torch.float32).contiguous()
+        stored_name(name): tensor.detach().to("cpu", torch.float32).contiguous()
         for name, tensor in tensors.items()
     }
     config = _adapter_config(model)
@@ -102,7 +102,7 @@ def load_adapter(model: PreTrainedModel, directory: Path) -> None:
             code="BK-ADAPTER",
             hint="set trainer.model.experimental.lora to the recorded values, or start a new run",
         )
-    targets = {_stored_name(name): p for name, p in model.named_parameters() if p.requires_grad}
+    targets = {stored_name(name): p for name, p in model.named_parameters() if p.requires_grad}
     if targets.keys() != stored.keys() or any(stored[n].shape != p.shape for n, p in targets.items()):
         raise CheckpointError(
             f"the adapter in {directory} belongs to another base model: its tensors differ in name or shape",
@@ -195,7 +195,7 @@ def _comparable(value: Any) -> Any:
     return value or None
 
 
-def _stored_name(name: str) -> str:
+def stored_name(name: str) -> str:
     """Return the name that a parameter has in peft's files.
 
     peft removes the name of the adapter, and `modules_to_save` in names of fully trained modules.

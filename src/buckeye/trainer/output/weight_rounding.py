@@ -146,24 +146,32 @@ def canary_prompt(tokenizer_files: Mapping[str, bytes], vocabulary: int) -> list
 
 @torch.no_grad()
 def make_canary(
-    policy: PolicyNetwork, stored: torch.dtype = torch.float32, *, prompt: Sequence[int] = ()
+    policy: PolicyNetwork,
+    stored: torch.dtype = torch.float32,
+    *,
+    prompt: Sequence[int] = (),
+    guess: Sequence[int] = (),
 ) -> Canary:
     """Return the canary: the four greedy tokens after `prompt`, or after tokens spread over the vocabulary.
 
+    The canary does not depend on `guess`, which has the expected tokens. A correct guess saves three of four
+    forward passes. Ranks that share a model must not guess, because the number of passes must be equal.
     The dtype of the canary is the narrower one of the compute dtype and the `stored` dtype of the weights.
     """
     was_training = policy.model.training
     policy.model.eval()  # an adapter may have dropout
     prompt = prompt or canary_prompt({}, policy.model.config.vocab_size)
-    tokens: list[int] = []
+    tokens = list(guess) or [0] * _CANARY_TOKENS
     logprobs: list[float] = []
     margins: list[float] = []
-    for _ in range(_CANARY_TOKENS):
-        ids = torch.tensor([*prompt, *tokens], device=policy.device)
-        best = policy.logits(ids, slice(-1, None))[0].log_softmax(-1).topk(2)
-        tokens.append(int(best.indices[0]))
-        logprobs.append(float(best.values[0]))
-        margins.append(float(best.values[0] - best.values[1]))
+    for _ in range(_CANARY_TOKENS):  # each pass corrects at least one more token
+        inputs = tokens[:-1]
+        ids = torch.tensor([*prompt, *inputs], device=policy.device)
+        best = policy.logits(ids, slice(-_CANARY_TOKENS, None)).log_softmax(-1).topk(2)
+        tokens, logprobs = best.indices[:, 0].tolist(), best.values[:, 0].tolist()
+        margins = (best.values[:, 0] - best.values[:, 1]).tolist()
+        if guess and inputs == tokens[:-1]:
+            break
     policy.model.train(was_training)
     return Canary(
         dtype=str(min(policy.compute_dtype, stored, key=lambda dtype: dtype.itemsize)).removeprefix("torch."),
@@ -179,7 +187,7 @@ def round_tensors(
 ) -> dict[str, Tensor]:
     """Return the tensors as `dtype`, rounded to nearest. With `stochastic`, round to bfloat16 stochastically.
 
-    Integer tensors stay unchanged. A tensor that has two names is rounded once.
+    Integer tensors keep their values. A tensor that has two names is rounded once.
 
     The random bits depend only on `seed` and the name of the tensor. So two versions of the weights differ
     only in weights that training has changed. Raise `RunError` for a weight that is too large for float16.
@@ -187,19 +195,39 @@ def round_tensors(
     stored: dict[int, Tensor] = {}
     for name, tensor in tensors.items():
         if id(tensor) not in stored:
-            stored[id(tensor)] = _round_tensor(name, tensor, dtype, seed=seed if stochastic else None)
+            kind = dtype if tensor.is_floating_point() else tensor.dtype
+            out = torch.empty(tensor.shape, dtype=kind, device=tensor.device)
+            stored[id(tensor)] = round_tensor(name, tensor, seed=seed if stochastic else None, out=out)
     return {name: stored[id(tensor)] for name, tensor in tensors.items()}
 
 
-def round_stochastically(x: Tensor, generator: torch.Generator) -> Tensor:
-    """Round float32 to one of the two neighboring bfloat16 values. CPU only.
+def round_tensor(name: str, tensor: Tensor, *, seed: int | None, out: Tensor) -> Tensor:
+    """Round a tensor to the dtype of `out` as in `round_tensors`. Write the result to `out`, and return it.
+
+    Without a `seed`, round to nearest.
+    """
+    if seed is not None and out.dtype is torch.bfloat16:
+        generator = torch.Generator().manual_seed(zlib.crc32(f"{seed}/{name}".encode()))
+        return round_stochastically(tensor.to("cpu", torch.float32), generator, out)
+    out.copy_(tensor)
+    if out.dtype is torch.float16 and not torch.equal(out.isfinite().cpu(), tensor.isfinite().cpu()):
+        raise RunError(
+            f"a weight of {name} is {float(tensor.abs().max()):.3g}, beyond the float16 maximum of 65504",
+            code="BK-TRAINING",
+            hint='set trainer.weights.dtype = "bfloat16"',
+        )
+    return out
+
+
+def round_stochastically(x: Tensor, generator: torch.Generator, out: Tensor | None = None) -> Tensor:
+    """Round float32 to one of the two neighboring bfloat16 values, and write them to `out`. CPU only.
 
     The probability of a neighbor is such that the mean of the rounded value is the value (Gupta et al. 2015,
     arXiv:1502.02551, section 3).
 
     A finite value never becomes infinite.
     """
-    rounded = torch.empty(x.shape, dtype=torch.bfloat16)
+    rounded = torch.empty(x.shape, dtype=torch.bfloat16) if out is None else out
     values = x.contiguous().view(-1).split(_CHUNK_ELEMENTS)
     for part, target in zip(values, rounded.view(-1).split(_CHUNK_ELEMENTS), strict=True):
         target.copy_(_round_chunk(part, generator))
@@ -247,22 +275,6 @@ def _use_stored_weights(model: nn.Module, names: Mapping[int, str], store: Round
         for hook in hooks:
             hook.remove()
         restore(iter(list(exact)))
-
-
-def _round_tensor(name: str, tensor: Tensor, dtype: torch.dtype, *, seed: int | None) -> Tensor:
-    if not tensor.is_floating_point():
-        return tensor
-    if seed is not None and dtype is torch.bfloat16:
-        generator = torch.Generator().manual_seed(zlib.crc32(f"{seed}/{name}".encode()))
-        return round_stochastically(tensor, generator)
-    rounded = tensor.to(dtype)
-    if dtype is torch.float16 and not torch.equal(rounded.isfinite(), tensor.isfinite()):
-        raise RunError(
-            f"a weight of {name} is {float(tensor.abs().max()):.3g}, beyond the float16 maximum of 65504",
-            code="BK-TRAINING",
-            hint='set trainer.weights.dtype = "bfloat16"',
-        )
-    return rounded
 
 
 def _round_chunk(x: Tensor, generator: torch.Generator) -> Tensor:

@@ -1,16 +1,19 @@
-"""Writer of the trainer's output: it publishes weights, and writes checkpoints in a background thread."""
+"""Writer of the trainer's output: it publishes weights and writes checkpoints in background threads."""
 
 from __future__ import annotations
 
 import logging
+import math
 import os
 import shutil
+import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 from types import TracebackType
 from typing import Any
 
@@ -24,12 +27,20 @@ from buckeye.base.process import RunIdentity
 from buckeye.base.storage import link_or_copy
 from buckeye.config.sft import SFTConfig
 from buckeye.config.trainer import TrainerConfig
-from buckeye.errors import BuckeyeError, UsageError
+from buckeye.errors import BuckeyeError, RunError, UsageError
 from buckeye.monitor.metrics import MetricsLog
 from buckeye.trainer.learner import Learner
-from buckeye.trainer.model.adapter_files import has_adapter, save_weights
+from buckeye.trainer.model.adapter_files import has_adapter, save_weights, stored_name
 from buckeye.trainer.output.state import OPTIMIZER_DIRECTORY, TrainingState, capture_state, write_state
-from buckeye.trainer.output.weight_rounding import RoundingMonitor, canary_prompt, make_canary, round_tensors
+from buckeye.trainer.output.stored_weights import StoredWeights, read_stored_weights
+from buckeye.trainer.output.weight_rounding import (
+    RoundingMonitor,
+    canary_prompt,
+    make_canary,
+    round_tensor,
+    round_tensors,
+)
+from buckeye.trainer.parallel.fsdp import gather_tensor
 from buckeye.trainer.parallel.ranks import check_shared_folder, write_on_rank_zero
 from buckeye.trainer.parallel.shards import create_checkpoint_group, is_model_sharded, save_shards
 from buckeye.transport.checkpoint import (
@@ -46,13 +57,15 @@ logger = logging.getLogger(__name__)
 _POLL_SECONDS = 0.1
 _THREAD_POLL_SECONDS = 0.5
 _LOG_SECONDS = 60.0
+_PUBLISH_SECONDS = 1800.0
+"""Maximum time to write a version of the weights."""
 
 
 class OutputWriter:
     """Writer of `weights/` and `checkpoints/` of a run. All ranks must call its methods.
 
-    `checkpoint` copies the state in memory, and a thread writes the copy while training continues. At the end
-    of the context, the writer waits until the last checkpoint is written.
+    `publish` and `checkpoint` copy the weights or the state in memory, and threads write the copies while
+    training continues. At the end of the context, the writer waits until both are written.
     """
 
     def __init__(
@@ -70,6 +83,11 @@ class OutputWriter:
         self._canary_prompt = canary_prompt(learner.tokenizer_files, learner.policy.model.config.vocab_size)
         self._last_step = learner.progress.step
         self._background = BackgroundThread()
+        self._publication = BackgroundThread(timeout=_PUBLISH_SECONDS)
+        self._stored: StoredWeights | None = None
+        self._is_first = True
+        self._canary_tokens: list[int] = []
+        self._publish_seconds: float | None = None
         ranks = learner.ranks
         self._group: ProcessGroup | None = None
         if is_model_sharded(ranks) and not has_adapter(learner.policy.model):
@@ -89,27 +107,46 @@ class OutputWriter:
             if error is None:
                 raise
             # Only log the failure. The error that ended the context is more important.
-            logger.error("Checkpoint not written: %s", failure)
+            logger.error("Output not written: %s", failure)
 
     def publish(self, *, versions: int, durable: bool) -> None:
-        """Publish the current weights to the engines, and sync them to disk if `durable`.
+        """Copy the current weights, and start to publish the copy. Sync it to disk if `durable`.
 
-        Delete all but the newest `versions`. If the thread failed to write a checkpoint, raise its error.
+        Wait for the previous version first; the first version is published before this method returns. Delete
+        all but the newest `versions`. If the thread failed to write a checkpoint, raise its error.
         """
         self._background.check()
         learner, policy, step = self._learner, self._learner.policy, self._learner.progress.step
+        self.wait_published()
         adapter = has_adapter(policy.model)
         dtype = torch.float32 if adapter else self._dtype or policy.compute_dtype
-        with self.use_published_weights():
-            canary = make_canary(policy, dtype, prompt=self._canary_prompt)
         tensors = self._published_tensors(dtype)
-        publish = partial(
+        with self.use_published_weights(tensors):
+            canary = make_canary(policy, dtype, prompt=self._canary_prompt, guess=self._canary_tokens)
+        if learner.ranks.mesh is None:
+            self._canary_tokens = canary.token_ids
+        stored = self._stored
+
+        def fill(directory: Path) -> Mapping[str, str] | None:
+            if stored is not None:
+                return stored.write(directory)
+            save_weights(policy.model, learner.tokenizer_files, directory, dtype=dtype, tensors=tensors)
+            return None
+
+        def publish() -> None:
+            began = time.monotonic()
+            fault_point("weights.publish")
+            path = self._weights / f"step_{step}"
+            write_when_room(path, write, what=f"the weights of step {step}")
+            fault_point("weights.published")
+            prune_weights(self._weights, self._identity.run_id, keep=lambda v: step - versions < v <= step)
+            self._publish_seconds = time.monotonic() - began
+
+        write = partial(
             publish_weights,
             self._weights,
             step,
-            lambda directory: save_weights(
-                policy.model, learner.tokenizer_files, directory, dtype=dtype, tensors=tensors
-            ),
+            fill,
             identity=self._identity,
             dtype=str(dtype).removeprefix("torch."),
             canary=canary,
@@ -117,20 +154,53 @@ class OutputWriter:
             durable=durable,
         )
         if learner.ranks.is_rank_zero:
-            fault_point("weights.publish")
-        path, what = self._weights / f"step_{step}", f"the weights of step {step}"
-        write_on_rank_zero(learner.ranks, lambda: write_when_room(path, publish, what=what))
-        if not learner.ranks.is_rank_zero:
-            return
-        fault_point("weights.published")
-        prune_weights(self._weights, self._identity.run_id, keep=lambda v: step - versions < v <= step)
+            self._publication.start(f"the weights of step {step}", publish)
+        if self._is_first:
+            self._is_first = False
+            self.wait_published()
+            if learner.ranks.is_rank_zero:
+                name = stored_name if adapter else str
+                pinned = policy.device.type == "cuda"
+                directory = self._weights / f"step_{step}"
+                self._stored = read_stored_weights(directory, tensors, name, pinned=pinned)
+
+    def when_published(self, work: Callable[[], None]) -> None:
+        """Call `work` in the thread after the current publication. Only rank 0 calls this."""
+        self._publication.then(work)
+
+    def check(self) -> None:
+        """Raise the error of a background thread, if one has failed."""
+        self._publication.check()
+        self._background.check()
+
+    def wait_published(self) -> None:
+        """Wait until the weights are published. All ranks must call this method."""
+        write_on_rank_zero(self._learner.ranks, self._publication.wait)
+
+    def take_publish_seconds(self) -> dict[str, float]:
+        """Return the seconds in which the thread published the last version, once, as a metric."""
+        seconds, self._publish_seconds = self._publish_seconds, None
+        return {} if seconds is None else {"weights/publish_seconds": seconds}
 
     def _published_tensors(self, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-        """Return the trained tensors, unsharded and rounded, on rank 0. Return {} on the other ranks."""
-        if dtype is torch.float16 or self._stochastic:
-            exact = self._learner.gather_model_tensors(torch.float32)
-            return round_tensors(exact, dtype, stochastic=self._stochastic, seed=self._seed)
-        return self._learner.gather_model_tensors(dtype)
+        """Return a copy of the trained tensors, unsharded and rounded, on rank 0. Return {} on other ranks.
+
+        A tensor that has two names is rounded once.
+        """
+        is_writer, seed = self._learner.ranks.is_rank_zero, self._seed if self._stochastic else None
+        rounded: dict[int, torch.Tensor | None] = {}
+        local = self._learner.local_tensors()
+        for name, tensor in local.items():
+            if id(tensor) in rounded:
+                continue
+            full, rounded[id(tensor)] = gather_tensor(tensor), None
+            if is_writer and self._stored is not None:
+                rounded[id(tensor)] = round_tensor(name, full, seed=seed, out=self._stored.tensors[name])
+            elif is_writer:
+                out = torch.empty(full.shape, dtype=dtype if full.is_floating_point() else full.dtype)
+                rounded[id(tensor)] = round_tensor(name, full, seed=seed, out=out)
+        copies = {name: rounded[id(tensor)] for name, tensor in local.items()}
+        return {name: copy for name, copy in copies.items() if copy is not None}
 
     def rounding_monitor(self, *, interval: int) -> RoundingMonitor | None:
         """Return a monitor that compares trained and published weights.
@@ -151,8 +221,10 @@ class OutputWriter:
         return rounded.to(values.device)
 
     @contextmanager
-    def use_published_weights(self) -> Iterator[None]:
+    def use_published_weights(self, published: Mapping[str, torch.Tensor] | None = None) -> Iterator[None]:
         """Let the policy compute with the published weights inside this context.
+
+        `published` has those that are already rounded.
 
         With rounding to nearest, the context does nothing, because the policy's cast to the compute dtype
         rounds in this way. With stochastic rounding, rounded weights replace the exact weights. The end of
@@ -165,7 +237,10 @@ class OutputWriter:
         exact = {name: parameter.data for name, parameter in trained.items()}
         try:
             for name, parameter in trained.items():
-                parameter.data = self._round(torch.bfloat16, name, exact[name]).to(parameter.dtype)
+                rounded = (published or {}).get(name)
+                if rounded is None:
+                    rounded = self._round(torch.bfloat16, name, exact[name])
+                parameter.data = rounded.to(parameter.dtype)
             yield
         finally:
             for name, parameter in trained.items():
@@ -202,7 +277,8 @@ class OutputWriter:
         self._background.start(f"the checkpoint of step {step}", save)
 
     def wait(self) -> None:
-        """Wait until the checkpoint is written. Raise its error if writing failed."""
+        """Wait until weights and checkpoint are written. Raise the error if writing failed."""
+        self._publication.wait()
         self._background.wait()
 
     def _wait_together(self) -> None:
@@ -277,44 +353,79 @@ class OutputWriter:
 
 
 class BackgroundThread:
-    """Background thread that runs one function at a time. `check` and `wait` raise the function's error."""
+    """Daemon thread that runs functions one after another. `check` and `wait` raise the error of a function.
 
-    def __init__(self) -> None:
-        self._pool = ThreadPoolExecutor(max_workers=1)
+    They also raise `RunError` if the functions take longer than `timeout` seconds.
+    """
+
+    def __init__(self, timeout: float = math.inf) -> None:
+        self._queue: SimpleQueue[tuple[list[Future[None]], Future[None], Callable[[], None]]] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._timeout = timeout
         self._what = ""
-        self._work: Future[None] | None = None
+        self._began = 0.0
+        self._work: list[Future[None]] = []
 
     def start(self, what: str, work: Callable[[], None]) -> None:
-        """Wait for the previous function, then start `work`. Messages call its result `what`."""
+        """Wait for the previous functions, then start `work`. Messages call its result `what`."""
         self.wait()
-        self._what = what
-        self._work = self._pool.submit(work)
+        self._what, self._began = what, time.monotonic()
+        self.then(work)
+
+    def then(self, work: Callable[[], None]) -> None:
+        """Call `work` after the previous function, unless that fails."""
+        if self._thread is None:
+            # not a thread pool: a pool delays the end of the process until a function that hangs has ended
+            self._thread = threading.Thread(target=self._run, name="output", daemon=True)
+            self._thread.start()
+        previous, future = self._work[-1:], Future[None]()
+        self._work.append(future)
+        self._queue.put((previous, future, work))
+
+    def _run(self) -> None:
+        while True:
+            previous, future, work = self._queue.get()
+            try:
+                for earlier in previous:
+                    earlier.result()
+                future.set_result(work())
+            except BaseException as error:
+                future.set_exception(error)
 
     @property
     def is_busy(self) -> bool:
-        """True while the function is running."""
-        return self._work is not None and not self._work.done()
+        """True while a function is running."""
+        return any(not work.done() for work in self._work)
 
     def check(self) -> None:
-        """Raise the error of the function, if it has failed."""
-        if self._work is not None and self._work.done():
-            work, self._work = self._work, None
+        """Raise the error of the first function that has failed, if any, or `RunError` after the timeout."""
+        while self._work and self._work[0].done():
+            work = self._work.pop(0)
+            if work.exception() is not None:
+                self._work.clear()
             work.result()
+        if self._work and time.monotonic() > self._began + self._timeout:
+            self._work.clear()
+            raise RunError(
+                f"{self._what} were not written within {self._timeout:.0f} s",
+                code="BK-WEIGHTS-TIMEOUT",
+                hint="check the file system of output_dir",
+            )
 
     def wait(self) -> None:
-        """Wait until the function has ended, then raise its error, if any.
-
-        `wait` has no timeout, because the function limits its own waits.
-        """
+        """Wait until all functions have ended, then raise the first error, if any."""
         began = logged = time.monotonic()
         if self.is_busy:
-            logger.info("Waiting for %s to be written", self._what)
-        while self._work is not None and self.is_busy:
             heartbeat.report(f"{self._what} to be written", on="disk")
-            wait([self._work], timeout=_THREAD_POLL_SECONDS)
+            wait(self._work, timeout=_THREAD_POLL_SECONDS)
+        if self.is_busy:
+            logger.info("Waiting for %s to be written", self._what)
+        while self.is_busy:
+            wait(self._work, timeout=_THREAD_POLL_SECONDS)
             if time.monotonic() > logged + _LOG_SECONDS:
                 logged = time.monotonic()
                 logger.info("Still waiting for %s after %.0f s", self._what, logged - began)
+            self.check()
         self.check()
 
 
