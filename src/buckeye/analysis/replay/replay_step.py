@@ -215,6 +215,7 @@ def _again(trainer: RLTrainer, kept: Path, step: int) -> Iterator[StageCompariso
         progress = trainer.learner.progress
         trainer.learner.progress = replace(progress, data_position=then["data_position"])
     trainer.train(batch)
+    trainer.output.wait_published()
     replayed = read_trained_batch(trainer.config.output_dir / "trained", step)[1]
     now = replayed.record
     yield _of_logprobs(batch, recorded, replayed)
