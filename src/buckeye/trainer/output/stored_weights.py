@@ -17,7 +17,7 @@ _HASHING_THREADS = 8
 
 
 class StoredWeights:
-    """Contents of the files of a published version, of which only the values of the tensors change.
+    """Contents of the files of a published version. Between versions, only values of tensors change.
 
     `files` are the contents of the safetensors files, uint8, by name. `tensors` are views of them by the name
     in the model; a tensor with two names appears twice.
