@@ -150,7 +150,7 @@ def test_server_of_another_model_is_refused(server):
 
 
 class Fake:
-    """Server that answers each route with `answers[path]`.
+    """Server that answers each route with `answers[path]`; the path may have a query.
 
     An answer is (status, JSON or bytes), or a function of the body that returns this; None closes the
     connection.
@@ -165,7 +165,8 @@ class Fake:
             def do_GET(self):
                 path, body = self.path.partition("?")[0], self.body()
                 fake.calls[path] += 1
-                answer = answers.get(path, (404, {"error": {"message": "no such route"}}))
+                missing = 404, {"error": {"message": "no such route"}}
+                answer = answers.get(self.path) or answers.get(path, missing)
                 said = answer(body) if callable(answer) else answer
                 if said is not None:
                     status, content = said

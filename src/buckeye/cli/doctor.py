@@ -19,7 +19,9 @@ from buckeye.config.rl import RLConfig
 from buckeye.errors import UsageError
 from buckeye.evaluation import doctor_checks
 from buckeye.launch.preflight.check import Check
+from buckeye.launch.preflight.devices import this_machine
 from buckeye.launch.preflight.doctor import CHECKS, PreflightContext, run_preflight_checks
+from buckeye.launch.preflight.turns import choose_colocation
 
 _WIDTH_WITHOUT_TERMINAL = 110
 
@@ -48,6 +50,8 @@ def doctor(
         raise UsageError(
             message, code="BK-CLI-MISSING", hint="Add a configuration, as for `rl`: `@ run.toml`"
         )
+    if config is not None:
+        config = choose_colocation(config, this_machine().gpus)
     with status_line("checking the machine") as progress:
         preflight = PreflightContext(config=config, sample=sample or 0, progress=progress)
         checks = run_preflight_checks(preflight, "doctor", [*CHECKS, *doctor_checks.CHECKS])

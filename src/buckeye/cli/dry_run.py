@@ -24,6 +24,7 @@ from buckeye.launch.preflight.doctor import PreflightContext, run_preflight_chec
 from buckeye.launch.preflight.memory_check import MEMORY
 from buckeye.launch.preflight.ports import UnassignedPorts
 from buckeye.launch.preflight.trainer_forecast import FORECAST
+from buckeye.launch.preflight.turns import TURNS, choose_colocation
 from buckeye.launch.resume import find_run_origin, resume_hint
 from buckeye.run_files.directory import check_unused
 
@@ -45,13 +46,14 @@ class DryRun:
 
 def describe_run(config: RLConfig, command: Sequence[str], *, as_json: bool = False) -> DryRun:
     """Return the plan of a run on this machine. With `as_json`, its text is the resolved configuration."""
+    config = choose_colocation(config, this_machine().gpus)
     context = PreflightContext(config=config)
     checks = run_preflight_checks(context, "dry run")
     plan = _make_plan(config, context.usable_model)
     failed = [check for check in checks if check.state == "failed" and check.name != MEMORY]
     errors = [check.line for check in failed]
     codes = [check.code for check in failed if check.code != "BK-PREFLIGHT"]
-    forecasts = [check.line for check in checks if check.name == FORECAST]
+    forecasts = [check.line for check in checks if check.name in (TURNS, FORECAST)]
     shown = {*errors, *forecasts}
     warnings = [check.line for check in checks if check.state != "ok" and check.line not in shown]
     text = "\n\n".join([plan_table(plan, config.output_dir), disk_table(config, plan.disk), *forecasts])

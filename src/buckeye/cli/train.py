@@ -63,8 +63,11 @@ def start(config: RLConfig, command: list[str], on_start: Callable[[], None] = l
     """
     need("torch", "Training")
     from buckeye.analysis.diagnosis.diagnose import report_findings  # imports numpy
+    from buckeye.launch.preflight.devices import this_machine
+    from buckeye.launch.preflight.turns import choose_colocation
     from buckeye.launch.rl import run_rl
 
+    config = choose_colocation(config, this_machine().gpus)
     _check_before_start(config)
     code = run_rl(config, command, on_start)
     if code != EXIT_INTERRUPTED:

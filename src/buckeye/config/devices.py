@@ -31,8 +31,9 @@ def reconcile_devices(settings: Settings) -> list[Problem]:
     """
     has_inference = isinstance(settings.get(("inference",)), dict)
     problems = _reconcile_replicas(settings) if has_inference else []
-    _set_trainer_devices(settings)
-    if has_inference:
+    colocate = settings.get(("colocate",)) is True
+    _set_trainer_devices(settings, colocate=colocate)
+    if has_inference and not colocate:
         _share_memory(settings)
     return problems
 
@@ -54,8 +55,11 @@ def _reconcile_replicas(settings: Settings) -> list[Problem]:
     return _set_replicas(settings, len(ids) // tp, f"{len(ids)} inference devices and `{dotted(_TP)}` = {tp}")
 
 
-def _set_trainer_devices(settings: Settings) -> None:
+def _set_trainer_devices(settings: Settings, *, colocate: bool) -> None:
     ids = _free_devices(settings)
+    if colocate:
+        chosen = settings.get(_INFERENCE_IDS)
+        ids = chosen if _are_ids(chosen) else INFERENCE_DEVICES
     if settings.get(_TRAINER_IDS) is MISSING and ids != TRAINER_DEVICES:
         reasons = (_TRAINER_TP, _REPLICATE, _INFERENCE_IDS)
         location = next((location for path in reasons if (location := settings.location(path))), None)

@@ -197,6 +197,7 @@ class _Parser:
         following = self._peek()
         if text is None and following is not None:
             is_value = parse_bool(following) is not None or is_none(following, shape)
+            is_value = is_value or following in shape.choices
             text = self._next() if is_value else None
         self._assign_text(path, shape, "true" if text is None else text, location)
 

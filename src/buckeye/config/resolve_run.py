@@ -64,6 +64,9 @@ def resolve_run(settings: Settings) -> list[Problem]:
     """Complete the settings of a run of `rl` in place, and return the conflicts between settings."""
     _add_processes(settings)
     _apply_loss_recipe(settings)
+    colocate = _entry(settings, ("colocate",))
+    if colocate is not None and colocate.value is True:  # engine and trainer take turns
+        _fill(settings, Assignment(colocate.path, 0, colocate.location), [("max_async_level",)])
     problems = list(_share_resume(settings))
     for name, roles in SECTIONS.items():
         problems += _share_section(settings, *_paths(name, roles))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
@@ -80,6 +80,12 @@ class RLConfig(TrackedConfig):
     """Maximum number of steps that sampling runs ahead of training. 0: synchronous."""
     max_off_policy_steps: NonNegativeInt | None = None
     """Maximum age of a trained token, in steps."""
+    colocate: bool | Literal["auto"] = "auto"
+    """Let the engine and the trainer take turns on one device, so that each can use all of its memory. Such a
+    run is synchronous. auto: on a machine with one GPU, unless max_async_level is set."""
+    colocate_offload: Literal["auto", "none", "weights", "optimizer", "both"] = "auto"
+    """With colocate, data that moves to main memory in the turn of the other process: the weights of the
+    engine, the optimizer state, or both. auto: only if the memory plan requires it."""
     strict: bool = False
     """Exit with 1 instead of 0 if all steps are done and nothing was learned."""
     disk: DiskConfig = DiskConfig()
@@ -108,6 +114,34 @@ class RLConfig(TrackedConfig):
     def trainer_ranks(self) -> int:
         """Number of trainer processes, on all nodes."""
         return len(self.cluster.trainer_node_numbers) * len(self.trainer_gpu_ids)
+
+    @property
+    def colocation_obstacle(self) -> tuple[str, str] | None:
+        """Return why engine and trainer cannot take turns on one device, and a remedy; None if they can."""
+        if self.inference is None:
+            return "the run starts no engine", "leave `orchestrator.client.base_url` out, or set `inference`"
+        if self.cluster.nodes > 1:
+            return f"`cluster.nodes` is {self.cluster.nodes}", "use one node"
+        for name in ("inference_gpu_ids", "trainer_gpu_ids"):
+            if len(getattr(self, name)) > 1:
+                return f"`{name}` names {len(getattr(self, name))} devices", "use one engine and one rank"
+        if self.inference_gpu_ids != self.trainer_gpu_ids:
+            return (
+                f"the engine uses device {self.inference_gpu_ids[0]} and the trainer device "
+                f"{self.trainer_gpu_ids[0]}",
+                "leave `trainer_gpu_ids` out",
+            )
+        if self.orchestrator.max_async_level:
+            level = self.orchestrator.max_async_level
+            return f"`max_async_level` is {level}, so sampling and training overlap", "leave it out"
+        return None
+
+    @model_validator(mode="after")
+    def _can_colocate(self) -> RLConfig:
+        if self.colocate is True and (obstacle := self.colocation_obstacle) is not None:
+            message = f"`colocate` = true needs one engine and one trainer rank on one device: {obstacle[0]}"
+            raise conflict(message, "colocate", hint=f"{obstacle[1]}, or set `colocate` to false")
+        return self
 
     @model_validator(mode="after")
     def _engine_takes_adapters(self) -> RLConfig:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from buckeye.base.process import STORE_VARIABLE, idle_spins
+from buckeye.base.turns import TURNS_VARIABLE
 from buckeye.config.rl import RLConfig
 from buckeye.errors import UsageError
 from buckeye.launch.preflight.devices import Machine
@@ -139,7 +140,13 @@ def make_plan(
     fixed = fixed_ports(config)
     roles = [
         *_inference_roles(config, plan_nodes, fixed, on_gpu=on_gpu, threads=threads),
-        _role("orchestrator", 0, (), output_dir=config.output_dir, env={"CUDA_VISIBLE_DEVICES": ""}),
+        _role(
+            "orchestrator",
+            0,
+            (),
+            output_dir=config.output_dir,
+            env={"CUDA_VISIBLE_DEVICES": "", **_turns_env(config)},
+        ),
         *_trainer_roles(config, plan_nodes, on_gpu=on_gpu, threads=threads),
     ]
     return RolePlan(
@@ -261,9 +268,14 @@ def _trainer_roles(
     return roles
 
 
+def _turns_env(config: RLConfig) -> dict[str, str]:
+    return {TURNS_VARIABLE: config.colocate_offload} if config.colocate is True else {}
+
+
 def _device_env(config: RLConfig, devices: Sequence[int], *, on_gpu: bool, threads: int) -> dict[str, str]:
     visible = ",".join(map(str, devices)) if on_gpu else ""
     return {
+        **_turns_env(config),
         "GOMP_SPINCOUNT": idle_spins(cores_to_itself=_alternates(config)),
         "GLIBC_TUNABLES": os.environ.get("GLIBC_TUNABLES", _HUGE_PAGES),
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # the order in which nvidia-smi numbers the GPUs

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from buckeye.base.turns import TURNS_VARIABLE
 from buckeye.config.supervision import SupervisionConfig
 from buckeye.errors import RunError, UsageError
 from buckeye.launch.exit_reason import (
@@ -181,8 +182,14 @@ class Restarts:
         for budget in self._budgets.values():
             budget.refill()
 
+    def _must_wait(self, role: Role) -> bool:
+        """Return True if the node is absent, or if the trainer uses the device of a colocated engine."""
+        trainers = self._processes.of_kind("trainer") if TURNS_VARIABLE in role.env else []
+        is_training = any(child.running and child.heartbeats.waits_on is None for child in trainers)
+        return is_training or bool(self._processes.absent([role]))
+
     def _start(self, role: Role, now: float) -> None:
-        if self._processes.absent([role]):  # the run continues without this server
+        if self._must_wait(role):  # the run continues without this server
             self._due.append((now + NODE_RETRY_SECONDS, role))
             return
         self._processes.start(role)

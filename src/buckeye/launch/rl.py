@@ -25,9 +25,11 @@ from buckeye.launch.plan import RolePlan, make_plan
 from buckeye.launch.preflight.device_checks import forecast_run
 from buckeye.launch.preflight.devices import gpus, this_machine
 from buckeye.launch.preflight.disk import check_disk
-from buckeye.launch.preflight.model import check_tokenizer, fetch_model
+from buckeye.launch.preflight.memory_check import find_hardware
+from buckeye.launch.preflight.model import check_tokenizer, fetch_model, read_shape
 from buckeye.launch.preflight.ports import Ports
 from buckeye.launch.preflight.trainer_forecast import MEASURED_STEPS, TrainerForecast, compare
+from buckeye.launch.preflight.turns import check_turns, settle_turns
 from buckeye.launch.processes import TERM_GRACE_SECONDS, AttemptOrigin, Child, Processes, write_role_configs
 from buckeye.launch.progress import Progress, describe_time_left, describe_weights, human_duration
 from buckeye.launch.recorder import Recorder
@@ -112,6 +114,9 @@ def _run_planned(
     on_start: Callable[[], None],
 ) -> int:
     output_dir = config.output_dir
+    shape, hardware = read_shape(model_path), find_hardware(config, gpus())
+    turns = check_turns(config, shape, hardware)
+    config = settle_turns(config, shape, hardware)
     plan_nodes = {number: make_plan_node(number, host) for number, host in sorted(nodes.hosts.items())}
     plan = make_plan(
         config,
@@ -136,6 +141,8 @@ def _run_planned(
     (output_dir / REMOTE_FILE).unlink(missing_ok=True)  # an earlier attempt may have run on another machine
     prune_logs(output_dir, config.disk.keep_logs)
     setup_logging(config.log.level, LAUNCHER, run_log(output_dir))
+    for check in turns:
+        log.info("Colocated: %s", check.seen)
     if disk.state == "warning":
         log.warning("%s", disk.seen)
     if origin.is_resume:

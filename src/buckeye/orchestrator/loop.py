@@ -13,8 +13,10 @@ from functools import partial
 from typing import Any
 
 from buckeye.base import heartbeat
+from buckeye.base.faults import fault_point
 from buckeye.base.keys import key_for
 from buckeye.base.process import die_with_parent, forbid_tracing, run_identity
+from buckeye.base.turns import turns
 from buckeye.config.environments import EnvConfig, EvalEnvConfig
 from buckeye.config.orchestrator import OrchestratorConfig
 from buckeye.errors import RunError, UsageError
@@ -88,6 +90,7 @@ class Orchestrator:
         self.metrics = MetricsLog(config.output_dir / "metrics.jsonl")
         self.sender = BatchSender(config.output_dir, self.identity)
         self.broken_servers = BrokenServers(config.output_dir, self.identity)
+        self.turns = turns()
         self.renderer = ChatRenderer(config.model.name)
         self.client = InferenceClient(
             config.client.base_url,
@@ -96,6 +99,7 @@ class Orchestrator:
             model=config.model.name,
             recovery_timeout=_STARTUP_TIMEOUT,
             keep_kv_cache=config.keep_kv_cache,
+            turns=self.turns,
             on_restart_needed=self.broken_servers.report,
         )
         self.state = self._initial_state()
@@ -138,6 +142,8 @@ class Orchestrator:
                 self.client.wait_ready(_STARTUP_TIMEOUT), check_environments(self.environments)
             )
             log.log(SUCCESS, "Inference pool ready")
+            if self.turns is not None and not all(replica.can_sleep for replica in self.client.replicas):
+                log.info("This vLLM cannot release memory: it only pauses while the trainer trains")
             self.deterministic = deterministic_sampling(config, self.client)
             heartbeat.ready()
             if self.start_step:
@@ -267,6 +273,8 @@ class Orchestrator:
             heartbeat.report(f"writes batch {step}")
             # raises before the batch is written
             measured = await asyncio.to_thread(batch_metrics, step, collected.groups, config)
+            if self.turns is not None:
+                await self._end_turn(step, watcher)
             with self.times.stopwatch.of("write_batch"):
                 measured |= await self._hand_over(step, collected, collector)
             times = {
@@ -278,6 +286,16 @@ class Orchestrator:
             await self._report(step, collected, collector, measured | times)
             step += 1
         await self.evaluations.wait_until_evaluated(step, watcher)
+
+    async def _end_turn(self, step: int, watcher: WeightsWatcher) -> None:
+        """Give the device to the trainer. The next weights that it publishes end its turn."""
+        with self.times.stopwatch.of("evaluate"):
+            await self.evaluations.wait_until_evaluated(step, watcher)
+        heartbeat.report(f"puts the engine to sleep before batch {step}", on="inference")
+        fault_point("engine.sleep")
+        with self.times.stopwatch.of("sleep"):
+            await self.client.sleep()
+        fault_point("engine.asleep")
 
     async def _collect(self, step: int, collector: GroupCollector) -> CollectedGroups:
         """Collect the batch of a step. If this fails, write the finished rollouts, and raise the error."""

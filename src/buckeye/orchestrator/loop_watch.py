@@ -136,17 +136,17 @@ def _find_blocking_code(frame: FrameType) -> str:
 
 
 class StepTimes:
-    """Times of a step, by cause: `collect`, `write_batch` and `evaluate`.
+    """Times of a step, by cause: `collect`, `write_batch`, `evaluate` and `sleep`.
 
     With deterministic sampling, `evaluate` covers the evaluation and the wait for its weights. Otherwise
     evaluations run concurrently, and `evaluate` is about 0.
     """
 
     def __init__(self, client: InferenceClient) -> None:
-        self.stopwatch = Stopwatch("collect", "write_batch", "evaluate")
+        self.stopwatch = Stopwatch("collect", "write_batch", "evaluate", "sleep")
         self._client = client
         self._sampled = 0.0
-        self._updating = 0.0
+        self._updating = self._waking = 0.0
 
     def record(self, collected: CollectedGroups, watcher: WeightsWatcher) -> dict[str, float]:
         """Return the time metrics since the last call: of the loop, of the engines and of the rollouts.
@@ -162,11 +162,13 @@ class StepTimes:
             "time/wait_for_weights": collected.waited_seconds,
             "time/wait_for_rollouts": max(0.0, collecting - collected.waited_seconds),
             "time/update_weights": watcher.update_seconds - self._updating,
+            "time/wake_up": self._client.wake_seconds - self._waking,
             "sampler/tokens_per_second": (sampled - self._sampled) / max(times["time/total"], 1e-9),
             "sampler/idle_ratio": statistics.fmean(r.busy_clock.take_idle() for r in self._client.replicas),
             **rollout_times(collected.groups),
         }
         self._sampled, self._updating = sampled, watcher.update_seconds
+        self._waking = self._client.wake_seconds
         return values
 
 

@@ -19,6 +19,7 @@ from buckeye.base.disk import write_when_room
 from buckeye.base.faults import fault_point
 from buckeye.base.process import RunIdentity, StopFlag, run_identity
 from buckeye.base.storage import step_directory
+from buckeye.base.turns import turns
 from buckeye.config.shared import max_token_age
 from buckeye.config.trainer import TrainerConfig
 from buckeye.errors import FinalRunError
@@ -127,6 +128,8 @@ class RLTrainer:
             timeout_seconds=config.batch_timeout,
             check=self.output.check,
         )
+        if (shared := turns()) is not None and shared.optimizer:
+            learner.optimizer.offload()
         interval = config.weights.measure_interval
         self._rounding_monitor = (
             self.output.rounding_monitor(interval=interval) if interval is not None else None
@@ -199,6 +202,7 @@ class RLTrainer:
                     update |= self.batch_loss.measure_change(first, samples_to_train(first, self.config.loss))
         self._write_untrained_samples(batch, validated, skipped)
         self._orchestrator_state = batch.orchestrator_state
+        rounding = self._measure_rounding(validated.usable.samples)  # before the engine may use the device
         self._publish()
         seconds = time.monotonic() - started
         values = {
@@ -210,7 +214,7 @@ class RLTrainer:
             **validated.values(),
             **update,
             "seconds": seconds,
-            **self._measure_rounding(validated.usable.samples),
+            **rounding,
             **self.learner.throughput(tokens, seconds),
             **self.output.take_publish_seconds(),
             **self.stopwatch.take(),

@@ -17,10 +17,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
 
+from buckeye.base.turns import Turns
 from buckeye.errors import InferenceError
 from buckeye.inference.client.fleet import Fleet
 from buckeye.inference.client.replica import Replica, ReplicaLostError, gather_results
 from buckeye.inference.client.router import Router
+from buckeye.inference.client.sleep import Sleep
 from buckeye.inference.client.weight_update import TargetWeights
 from buckeye.inference.types import Generation, SamplingParams
 from buckeye.transport.weights import Canary
@@ -102,7 +104,7 @@ class InferenceClient:
     server again when the server replies and has the newest weights. If all servers are excluded for
     `recovery_timeout` seconds, sampling fails. The client calls `on_restart_needed(url, reason)` for a server
     that runs but must be restarted. With `keep_kv_cache`, running requests keep their keys and values at an
-    update of the weights.
+    update of the weights. With `turns`, the servers sleep from `sleep` to the next update.
     """
 
     def __init__(
@@ -115,6 +117,7 @@ class InferenceClient:
         recovery_timeout: float = _RECOVERY_SECONDS,
         heartbeat_timeout: float = _HEARTBEAT_SECONDS,
         keep_kv_cache: bool = False,
+        turns: Turns | None = None,
         on_restart_needed: Callable[[str, str], None] = lambda url, reason: None,
     ) -> None:
         if not base_urls:
@@ -145,6 +148,7 @@ class InferenceClient:
             on_restart_needed=on_restart_needed,
         )
         self._keep_kv_cache = keep_kv_cache
+        self._turns = turns
         self._requeued = 0
 
     async def __aenter__(self) -> InferenceClient:
@@ -230,6 +234,7 @@ class InferenceClient:
         `InferenceError` if all servers fail, or if no server comes up in time.
         """
         target = TargetWeights(
+            wakes=self._turns is not None,
             path=path,
             version=version,
             checksum=checksum,
@@ -238,6 +243,19 @@ class InferenceClient:
             keep_kv_cache=self._keep_kv_cache,
         )
         await self._fleet.update(target)
+
+    async def sleep(self) -> None:
+        """Abort all requests, and let the servers release memory for the trainer, until the next update.
+
+        Requests wait meanwhile. Wait for a server that is down: a restarted server sleeps, too.
+        """
+        assert self._turns is not None
+        await self._fleet.sleep(Sleep(offload=self._turns.weights))
+
+    @property
+    def wake_seconds(self) -> float:
+        """Total seconds in which the servers restored their memory."""
+        return sum(replica.wake_seconds for replica in self._replicas)
 
     def metrics(self) -> dict[str, float]:
         """Return counts since the start, and the current state. Names of server i begin `inference/<i>/`."""

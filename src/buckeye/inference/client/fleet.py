@@ -11,6 +11,7 @@ from buckeye.errors import InferenceError
 from buckeye.inference.client.canary import CanaryResult
 from buckeye.inference.client.replica import Replica, ReplicaLostError, gather_results
 from buckeye.inference.client.router import Router
+from buckeye.inference.client.sleep import Sleep, put_to_sleep
 from buckeye.inference.client.weight_update import TargetWeights, load_weights, run_canary
 from buckeye.monitor.log import SUCCESS
 from buckeye.monitor.verdicts import is_power_of_ten
@@ -40,10 +41,10 @@ class Fleet:
         self._recovery_timeout = recovery_timeout
         self._heartbeat_timeout = heartbeat_timeout
         self._on_restart_needed = on_restart_needed
-        self._target: TargetWeights | None = None
+        self._target: TargetWeights | Sleep | None = None
         self._canaries: dict[Replica, CanaryResult] = {}
         self._suspicious = 0  # comparisons of canaries with a warning
-        self._refused: dict[Replica, tuple[str | None, TargetWeights | None]] = {}
+        self._refused: dict[Replica, tuple[str | None, TargetWeights | Sleep | None]] = {}
         self._wrong_results_error: InferenceError | None = None
         self._recovery_timer: asyncio.TimerHandle | None = None
         self._monitors: dict[Replica, asyncio.Task[None]] = {}
@@ -108,33 +109,63 @@ class Fleet:
         Raise `InferenceError` if all updates fail, or if no server comes up in time.
         """
         previous, self._target = self._target, target
+        self._start_recovery_timer()
+        try:
+            await self._sync_all(target)
+        except BaseException:
+            self._target = previous
+            raise
+        while not any(replica.is_up for replica in self._replicas):
+            self._router.check()
+            await asyncio.sleep(_REVIVE_SECONDS)
+
+    async def sleep(self, target: Sleep) -> None:
+        """Put all servers to sleep until the next `update`. Wait for those that are down."""
+        await asyncio.gather(*self._canary_tasks)
+        self._target = target
+        await self._sync_all(target)
+        while not all(replica.is_up for replica in self._replicas):
+            self._router.check()
+            await asyncio.sleep(_REVIVE_SECONDS)
+
+    async def _sync_all(self, target: TargetWeights | Sleep) -> None:
+        """Bring all servers that are up to `target`, and exclude those that fail.
+
+        Raise `InferenceError` if all servers reject weights.
+        """
         replicas = [replica for replica in self._replicas if replica.is_up]
         epochs = [replica.epoch for replica in replicas]
         calls = [self._sync(replica, target) for replica in replicas]
         errors = await asyncio.gather(*calls, return_exceptions=True)
         failed = [e for e in errors if e is not None and not isinstance(e, ReplicaLostError)]
-        if failed and (len(failed) == len(self._replicas) or not isinstance(failed[0], InferenceError)):
-            self._target = previous
+        have_all_failed = len(failed) == len(self._replicas) and isinstance(target, TargetWeights)
+        if failed and (have_all_failed or not isinstance(failed[0], InferenceError)):
             raise failed[0]
         for replica, epoch, error in zip(replicas, epochs, errors, strict=True):
             if isinstance(error, ReplicaLostError):
                 self.handle_lost_call(replica, epoch, error)
             elif error is not None:
                 self._fail(replica, _reason(error))
-        while not any(replica.is_up for replica in self._replicas):
-            self._router.check()
-            await asyncio.sleep(_REVIVE_SECONDS)
 
-    async def _sync(self, replica: Replica, target: TargetWeights) -> None:
-        """Load the weights into a server, and check its canary.
+    async def _sync(self, replica: Replica, target: TargetWeights | Sleep) -> None:
+        """Put a server to sleep, or load the weights into a server and check its canary.
 
         An idle server is checked before this method returns. A busy server is checked in the background,
         because the request of the canary waits in the server's queue.
         """
+
+        async def load(weights: TargetWeights) -> bool:
+            await load_weights(replica, weights)
+            is_idle = replica.tokens_in_flight == 0 or not replica.is_up
+            if is_idle:  # a server that restarts meanwhile must load the weights again
+                await self._check_canary(replica, weights)
+            return is_idle
+
         async with replica.update_lock:
-            await replica.retry_drops(lambda: load_weights(replica, target))
-            if replica.tokens_in_flight == 0 or not replica.is_up:
-                await self._check_canary(replica, target)
+            if isinstance(target, Sleep):
+                await replica.retry_drops(lambda: put_to_sleep(replica, target))
+                return
+            if await replica.retry_drops(lambda: load(target)):
                 return
         task = asyncio.create_task(self._check_canary_later(replica, target, replica.epoch))
         self._canary_tasks.add(task)
@@ -145,7 +176,7 @@ class Fleet:
         if target.canary is None:
             return
         canary, previous = target.canary, self._canaries.get(replica)
-        result = await replica.retry_drops(lambda: run_canary(replica, target, canary, previous))
+        result = await run_canary(replica, target, canary, previous)
         if result is None:
             return
         self._canaries[replica] = result
@@ -171,7 +202,7 @@ class Fleet:
 
     async def _check_canary_later(self, replica: Replica, target: TargetWeights, epoch: int) -> None:
         try:
-            await self._check_canary(replica, target)
+            await replica.retry_drops(lambda: self._check_canary(replica, target))
         except ReplicaLostError as error:
             self.handle_lost_call(replica, epoch, error)
         except InferenceError as error:
@@ -250,7 +281,12 @@ class Fleet:
     def _take_out(self, replica: Replica, reason: str) -> None:
         log.warning("%s is not used until it recovers: %s", replica.url, reason)
         replica.exclude(reason)
-        if self._recovery_timer is None and not any(other.is_up for other in self._replicas):
+        self._start_recovery_timer()
+
+    def _start_recovery_timer(self) -> None:
+        """Start the timer if all servers are down and should sample."""
+        is_needed = not isinstance(self._target, Sleep) and not any(r.is_up for r in self._replicas)
+        if self._recovery_timer is None and is_needed:
             loop = asyncio.get_running_loop()
             self._recovery_timer = loop.call_later(self._recovery_timeout, self._give_up)
 
@@ -309,7 +345,7 @@ class Fleet:
     def _put_back(self, replica: Replica, process: str | None) -> None:
         replica.restarts += replica.process_id not in (None, process)
         replica.process_id, replica.down_reason = process, None
-        if self._target is None:
+        if not isinstance(self._target, TargetWeights):
             replica.version = None
         if self._recovery_timer is not None:
             self._recovery_timer.cancel()

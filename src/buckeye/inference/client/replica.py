@@ -88,6 +88,10 @@ class Replica:
         """Reason why this client excludes the server from requests; None while the server is used."""
         self.epoch = 0
         """Number of times that the server was excluded."""
+        self.can_sleep = False
+        """True if the server can release its memory. Otherwise its sleep is only a pause."""
+        self.wake_seconds = 0.0
+        """Total seconds in which the server restored its memory."""
         self.max_num_seqs: int | None = None
         """Number of sequences that the server decodes at a time; None if unknown."""
         self.requests_in_flight = self.tokens_in_flight = 0
@@ -231,8 +235,12 @@ class Replica:
         return self.parse_reply("/collective_rpc", lambda: [dict(worker) for worker in reply["results"]])
 
     async def identify(self, *, timeout: float) -> str:
-        """Return the id of the server process, and set `max_num_seqs`. Wait up to `timeout` seconds."""
+        """Return the id of the server process, and set `max_num_seqs` and `can_sleep`.
+
+        Wait up to `timeout` seconds.
+        """
         workers = await self.workers(timeout=timeout)
+        self.can_sleep = all(bool(worker.get("can_sleep")) for worker in workers)
         counts = {worker.get("max_num_seqs") for worker in workers}
         self.max_num_seqs = min((n for n in counts if isinstance(n, int) and n > 0), default=None)
         return ",".join(sorted(str(worker.get("process", worker.get("pid"))) for worker in workers))

@@ -14,6 +14,7 @@ from buckeye.base.request_gate import is_loopback
 from buckeye.errors import InferenceError
 from buckeye.inference.client.canary import CanaryResult, compare_canary
 from buckeye.inference.client.replica import Replica
+from buckeye.inference.client.sleep import wake_up
 from buckeye.transport.weights import Canary
 
 _ARRIVAL_SECONDS = 600.0
@@ -28,7 +29,8 @@ ADAPTER = "buckeye-adapter"
 class TargetWeights:
     """Weights that all servers must load. If `adapter`, `path` has a LoRA adapter for the initial model.
 
-    With `keep_kv_cache`, running requests keep the keys and values that older weights have computed.
+    With `keep_kv_cache`, running requests keep the keys and values that older weights have computed. With
+    `wakes`, the servers may sleep, and the update wakes them up.
     """
 
     path: Path
@@ -37,6 +39,7 @@ class TargetWeights:
     canary: Canary | None
     adapter: bool = False
     keep_kv_cache: bool = False
+    wakes: bool = False
 
 
 async def load_weights(replica: Replica, target: TargetWeights) -> None:
@@ -47,6 +50,8 @@ async def load_weights(replica: Replica, target: TargetWeights) -> None:
     await _wait_for_arrival(replica, target)
     if replica.is_vllm:
         await _verify_in_workers(replica, target)
+    if target.wakes:
+        await wake_up(replica, "weights")
     try:
         # The embedded engine replaces complete weights and their version together, between two steps. vLLM
         # replaces weights while it reads them. An adapter gets its version after it is loaded. So vLLM and
@@ -56,9 +61,12 @@ async def load_weights(replica: Replica, target: TargetWeights) -> None:
             await replica.call("POST", f"/pause?mode=keep&clear_cache={clears}")
         await (_load_adapter(replica, target) if target.adapter else _load_weights(replica, target))
     except BaseException:
-        with contextlib.suppress(InferenceError):  # the caller needs the first error
-            await replica.call("POST", "/resume")
+        if not target.wakes:  # an engine without a KV cache must not resume
+            with contextlib.suppress(InferenceError):  # the caller needs the first error
+                await replica.call("POST", "/resume")
         raise
+    if target.wakes:
+        await wake_up(replica, "kv_cache")
     # Resume, even if this function did not pause: another client may have ended during an update. Check
     # first, because /resume waits for the engine, whose first step with new weights is long.
     state = await replica.call("GET", "/is_paused")

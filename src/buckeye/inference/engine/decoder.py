@@ -92,10 +92,31 @@ class Decoder:
         self._embedding_scale = torch.tensor(spec.embedding_scale, dtype=kv.dtype).item()
         self._positions = torch.arange(cache.max_len, device=kv.device)
         self._slots = torch.arange(cache.slots, device=kv.device)
-        self._caches = kv.unbind(0)
         self._root_eps = torch.tensor(math.sqrt(spec.rms_eps), device=kv.device)
+        self._can_capture = kv.is_cuda and spec.is_plain
+        self._captured: DecodeStep | None = None
+        self._caches: tuple[torch.Tensor, ...] = ()
         self._views: tuple[tuple[int, int], list[_LayerCache]] = ((0, 0), [])
-        self._captured = self._captured_decode() if kv.is_cuda and spec.is_plain else None
+        if cache.is_allocated:
+            self._use_cache()
+
+    def release_cache(self) -> None:
+        """Free the cache, the graphs of decode steps, and unused memory of the allocator."""
+        self._caches, self._captured, self._views = (), None, ((0, 0), [])
+        self.cache.release()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def restore_cache(self) -> None:
+        """Allocate the cache again, after `release_cache`."""
+        self.cache.allocate()
+        self._use_cache()
+
+    def _use_cache(self) -> None:
+        self._caches = self.cache.kv.unbind(0)
+        if self._can_capture:
+            self._captured = self._captured_decode()
+            self._can_capture = self._captured is not None
 
     def _captured_decode(self) -> DecodeStep | None:
         """Return the decode step that runs as one CUDA graph.

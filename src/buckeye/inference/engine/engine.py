@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from buckeye.base import heartbeat
+from buckeye.errors import UsageError
 from buckeye.inference.engine.commands import CommandQueue
 from buckeye.inference.engine.decoder import Chunk, Decoder, batch_chunks
 from buckeye.inference.engine.prefix_cache import CachedPrefix, PrefixCache, RunningPrompts
@@ -33,6 +34,8 @@ if TYPE_CHECKING:  # the import of transformers takes seconds
 log = logging.getLogger(__name__)
 
 PauseMode = Literal["keep", "wait", "abort"]
+SleepTag = Literal["weights", "kv_cache"]
+"""Memory that a sleeping engine has released, by vLLM's names."""
 
 # Maximum prompt tokens per prefill before the next decode step, without and with running sequences.
 _PREFILL_TOKENS = 8192
@@ -56,8 +59,10 @@ class Engine:
         self.tokens_per_second = 0.0
         self.deliver: Callable[[list[Sequence]], None] = notify
         """Function that the engine's thread calls once per step with the updated sequences."""
+        self.released: frozenset[SleepTag] = frozenset() if cache.is_allocated else frozenset({"kv_cache"})
+        """Memory that the engine has released. The engine sleeps until all of it is restored."""
         self._commands = CommandQueue()
-        self._state: Literal["running", "draining", "paused"] = "running"
+        self._state: Literal["running", "draining", "paused"] = "paused" if self.released else "running"
         self._drained: list[Future[None]] = []
         self._stale_cache = False
         self._running_prompts = RunningPrompts()
@@ -95,6 +100,20 @@ class Engine:
         """Resume decoding after a pause."""
         return self._commands.call(self._resume)
 
+    def release(self, *, weights: Literal["keep", "move", "drop"] = "keep") -> Future[None]:
+        """Free the KV cache, and move the weights to main memory or drop them. Decoding must be paused.
+
+        Sequences of a pause with "keep" continue after `wake_up`, with recomputed keys and values.
+        """
+        return self._commands.call(partial(self._release, weights))
+
+    def wake_up(self, tags: Iterable[SleepTag]) -> Future[bool]:
+        """Restore released memory. Return True if all memory is restored; decoding then resumes.
+
+        After dropped weights, new weights must be installed before the KV cache is restored.
+        """
+        return self._commands.call(partial(self._wake_up, frozenset(tags)))
+
     def install_weights(
         self, new: LoadableWeights, version: int, *, keep_kv_cache: bool = False
     ) -> Future[None]:
@@ -119,7 +138,7 @@ class Engine:
 
         They are computed between two decode steps, without temperature.
         """
-        return self._commands.call(partial(self.decoder.prompt_logprobs, token_ids))
+        return self._commands.call(partial(self._prompt_logprobs, token_ids))
 
     def stop(self) -> None:
         """Make `run` return after the current step. Safe in a signal handler."""
@@ -135,7 +154,9 @@ class Engine:
     def run(self) -> None:
         """Serve until `stop`. Unfinished sequences then end as "abort"."""
         while not self._stopped:
-            if not self._has_work():
+            if self.released:
+                heartbeat.report("the end of its sleep", on="trainer")
+            elif not self._has_work():
                 heartbeat.report("requests", on="orchestrator")
             self.step(block=True)
         self._commands.run_pending(block=False)
@@ -400,7 +421,50 @@ class Engine:
                 done.set_result(None)
 
     def _resume(self) -> None:
+        self._require_awake()
         self._state = "running"
+
+    def _require_awake(self) -> None:
+        if self.released:
+            raise UsageError(
+                "the engine sleeps", code="BK-INFERENCE-REQUEST", hint="POST /wake_up first, without tags"
+            )
+
+    def _release(self, weights: Literal["keep", "move", "drop"]) -> None:
+        if self._state != "paused":
+            raise UsageError(
+                "only a paused engine can release its memory",
+                code="BK-INFERENCE-REQUEST",
+                hint="POST /pause first, or POST /sleep",
+            )
+        self._clear_prefixes()
+        self._stale_cache = True
+        if weights != "keep":
+            self.decoder.weights.release(keep=weights == "move")
+            self.released |= {"weights"}
+        self.decoder.release_cache()
+        self.released |= {"kv_cache"}
+
+    def _wake_up(self, tags: frozenset[SleepTag]) -> bool:
+        if "weights" in tags & self.released:
+            self.decoder.weights.restore()
+            self.released -= {"weights"}
+        if "kv_cache" in tags & self.released:
+            if not self.decoder.weights.is_loaded:
+                raise UsageError(
+                    "the weights were dropped by /sleep with level 2",
+                    code="BK-INFERENCE-REQUEST",
+                    hint='wake up with tags "weights", and load weights, before tags "kv_cache"',
+                )
+            self.decoder.restore_cache()
+            self.released -= {"kv_cache"}
+        if not self.released:
+            self._resume()
+        return not self.released
+
+    def _prompt_logprobs(self, token_ids: tuple[int, ...]) -> list[float]:
+        self._require_awake()
+        return self.decoder.prompt_logprobs(token_ids)
 
     def _install_weights(self, new: LoadableWeights, version: int, keep_kv_cache: bool) -> None:
         self._clear_prefixes()

@@ -50,9 +50,17 @@ class ColumnCache(Cache):
     """
 
     def __init__(
-        self, *, slots: int, spare: int, max_len: int, dtype: torch.dtype, device: torch.device
+        self,
+        *,
+        slots: int,
+        spare: int,
+        max_len: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        allocate: bool = True,
     ) -> None:
         super().__init__(layers=[])
+        self.is_allocated = allocate
         self.slots = slots
         self.spare = spare
         self.max_len = max_len
@@ -93,6 +101,15 @@ class ColumnCache(Cache):
         return allocate_zeros(shape, self.dtype, self.device)
 
     # --- the engine ---
+
+    def allocate(self) -> None:
+        """Allow forward passes again after `release`. The first one allocates the memory."""
+        self.is_allocated = True
+
+    def release(self) -> None:
+        """Free the memory of the cache, until `allocate`."""
+        self._stores.clear()
+        self.is_allocated = False
 
     @property
     def token_bytes(self) -> int:
@@ -161,6 +178,23 @@ class TransformersWeights:
     def num_parameters(self) -> int:
         """Number of parameters. A head that is tied to the embedding adds none."""
         return sum(parameter.numel() for parameter in self.model.parameters())
+
+    @property
+    def is_loaded(self) -> bool:
+        """True unless the weights were dropped."""
+        return self._model is not None
+
+    def release(self, *, keep: bool) -> None:
+        """Free the memory of the weights. With `keep`, move them to main memory, for `restore`."""
+        if keep:
+            self.model.to("cpu")
+        else:
+            self._model = self._checkpoint = None
+
+    def restore(self) -> None:
+        """Move weights back that `release` has moved to main memory."""
+        if self._model is not None:
+            self._model.to(self._device)
 
     def check(self, checkpoint: Checkpoint) -> None:
         """Raise `InferenceError` unless all tensors of an adapter belong to the current model."""
@@ -246,6 +280,16 @@ class TransformersDecoder:
         self.cache = cache
         self.device = cache.device
         self._arguments = set(inspect.signature(type(weights.model).forward).parameters)
+
+    def release_cache(self) -> None:
+        """Free the cache, and unused memory of the allocator."""
+        self.cache.release()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def restore_cache(self) -> None:
+        """Allocate the cache again, after `release_cache`."""
+        self.cache.allocate()
 
     def decode(self, tokens: torch.Tensor, positions: torch.Tensor, longest: int) -> torch.Tensor:
         """Feed tokens [B] at positions [B] to slots 0..B-1. Return logits, float32 [B, vocab].

@@ -35,17 +35,33 @@ class KVCache:
         dtype: torch.dtype,
         device: torch.device,
         spare: int = 0,
+        allocate: bool = True,
     ) -> None:
-        shape = (spec.num_layers, slots + spare, 2 * spec.num_kv_heads, max_len, spec.head_dim)
+        self._shape = (spec.num_layers, slots + spare, 2 * spec.num_kv_heads, max_len, spec.head_dim)
         self.slots = slots
         self.spare = spare
         self.max_len = max_len
-        self.kv = allocate_zeros(shape, dtype, device)
+        self.kv = torch.empty(0, dtype=dtype, device=device)
+        if allocate:
+            self.allocate()
 
     @property
     def dtype(self) -> torch.dtype:
         """Type of the keys and values."""
         return self.kv.dtype
+
+    @property
+    def is_allocated(self) -> bool:
+        """True unless the memory of the cache is free."""
+        return self.kv.dim() > 1
+
+    def allocate(self) -> None:
+        """Allocate the memory of the cache, filled with zeros."""
+        self.kv = allocate_zeros(self._shape, self.kv.dtype, self.kv.device)
+
+    def release(self) -> None:
+        """Free the memory of the cache, until `allocate`."""
+        self.kv = self.kv.new_empty(0)
 
     def copy(self, source: int, target: int, length: int) -> None:
         """Copy the first `length` positions of slot `source` to slot `target`."""

@@ -9,6 +9,7 @@ model on a CPU first releases the old weights, so that memory never holds two mo
 
 from __future__ import annotations
 
+import copy
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -185,6 +186,7 @@ class DecoderWeights:
     moves = 0
     """Number of times that the tensors moved in memory."""
     _loaded: ModelWeights | None = None
+    _in_main_memory: ModelWeights | None = None
 
     def __init__(self, spec: ModelSpec, *, dtype: torch.dtype, device: torch.device) -> None:
         self._spec = spec
@@ -197,6 +199,26 @@ class DecoderWeights:
         """Weights to compute with."""
         assert self._loaded is not None
         return self._loaded
+
+    @property
+    def is_loaded(self) -> bool:
+        """True unless the weights were released."""
+        return self._loaded is not None
+
+    def release(self, *, keep: bool) -> None:
+        """Free the memory of the weights. With `keep`, move them to main memory, for `restore`."""
+        if keep and self._device.type == "cpu":
+            return
+        if keep and self._loaded is not None:
+            self._in_main_memory = moved_weights(self._loaded, torch.device("cpu"))
+        self._loaded = None
+
+    def restore(self) -> None:
+        """Move weights back that `release` has moved to main memory."""
+        if self._in_main_memory is not None and self._loaded is None:
+            self._loaded = moved_weights(self._in_main_memory, self._device)
+            self.moves += 1
+        self._in_main_memory = None
 
     @property
     def num_parameters(self) -> int:
@@ -270,6 +292,16 @@ class DecoderWeights:
             return
         self.moves += 1
         self._loaded = model
+
+
+def moved_weights(weights: ModelWeights, device: torch.device) -> ModelWeights:
+    """Return a copy of the weights on another device. Main memory is pinned, so that copies are fast."""
+    shared: dict[int, Any] = {}
+    for tensor in (*weights.tensors, *(weights.base.tensors if weights.base is not None else ())):
+        pinned = device.type == "cpu" and tensor.is_cuda
+        target = torch.empty_like(tensor, device=device, pin_memory=pinned)
+        shared[id(tensor)] = target.copy_(tensor)
+    return copy.deepcopy(weights, shared)  # takes the tensors from `shared`
 
 
 def copy_over(old: ModelWeights, new: ModelWeights) -> bool:

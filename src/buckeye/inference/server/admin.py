@@ -8,7 +8,7 @@ import secrets
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -18,7 +18,7 @@ from buckeye.base.foreign_files import data_folder
 from buckeye.chat.openai_api import InvalidRequestError, parse_request
 from buckeye.errors import UsageError
 from buckeye.inference.engine.adapters import AdaptedCheckpoint
-from buckeye.inference.engine.engine import PauseMode
+from buckeye.inference.engine.engine import PauseMode, SleepTag
 from buckeye.inference.engine.general_spec import read_served_spec
 from buckeye.inference.engine.weights import Checkpoint, LoadableWeights
 from buckeye.inference.server.protocol import (
@@ -38,6 +38,10 @@ PAUSE_QUERY = {
     "mode": {"enum": list(get_args(PauseMode)), "default": "abort"},
 }
 """JSON Schema of each query parameter of /pause."""
+_SLEEP_LEVELS: dict[str, Literal["move", "drop"] | None] = {"0": None, "1": "move", "2": "drop"}
+"""Effect of a level of /sleep on the weights. Level 0 only pauses."""
+SLEEP_QUERY = {"level": {"enum": [0, 1, 2], "default": 1}, **PAUSE_QUERY}
+WAKE_QUERY = {"tags": {"type": "array", "items": {"enum": list(get_args(SleepTag))}}}
 
 _PROCESS = secrets.token_hex(8)
 """Unique id of this process. A pid is not unique, because a later process may get the same number."""
@@ -74,6 +78,7 @@ async def metrics(service: Service, request: Request) -> Response:
         "buckeye:generation_tokens_per_second": engine.tokens_per_second,
         "buckeye:weight_version": engine.version,
         "buckeye:paused": int(engine.is_paused),
+        "buckeye:asleep": int(bool(engine.released)),
         "vllm:prompt_tokens_total": counters["prompt_tokens"],
         "buckeye:prefill_tokens_total": counters["prefill_tokens"],
         "vllm:generation_tokens_total": counters["generation_tokens"],
@@ -92,11 +97,15 @@ async def metrics(service: Service, request: Request) -> Response:
 
 async def pause(service: Service, request: Request) -> Response:
     """Stop decoding: `mode` keeps running requests, waits for them, or aborts all requests."""
+    await _pause(service, request)
+    return json_response({"status": "paused"})
+
+
+async def _pause(service: Service, request: Request) -> None:
     mode = request.query_params.get("mode", "abort")
     if mode not in get_args(PauseMode):
         raise InvalidRequestError(f"`mode` must be keep, wait or abort, not {mode!r}")
     await asyncio.wrap_future(service.engine.pause(mode))  # type: ignore[arg-type]
-    return json_response({"status": "paused"})
 
 
 async def resume(service: Service, request: Request) -> Response:
@@ -108,6 +117,41 @@ async def resume(service: Service, request: Request) -> Response:
 async def is_paused(service: Service, request: Request) -> Response:
     """Return `is_paused`: true between a pause and the next resume."""
     return json_response({"is_paused": service.engine.is_paused})
+
+
+async def sleep(service: Service, request: Request) -> Response:
+    """Pause, and free memory. Level 1 moves the weights to main memory, level 2 drops them."""
+    level = request.query_params.get("level", "1")
+    if level not in _SLEEP_LEVELS:
+        raise InvalidRequestError(f"`level` must be 0, 1 or 2, not {level!r}")
+    await _pause(service, request)
+    weights = _SLEEP_LEVELS[level]
+    if weights is not None:
+        await asyncio.wrap_future(service.engine.release(weights=weights))
+    return json_response({"status": "sleeping", "level": int(level)})
+
+
+async def release_kv_cache_memory(service: Service, request: Request) -> Response:
+    """Free the memory of the KV cache of a paused engine, and keep the weights."""
+    await asyncio.wrap_future(service.engine.release())
+    return json_response({"status": "kv_cache_released"})
+
+
+async def wake_up(service: Service, request: Request) -> Response:
+    """Restore the memory named by `tags`, or all memory. Decoding resumes when all memory is restored."""
+    tags = request.query_params.getlist("tags")
+    unknown = set(tags) - set(get_args(SleepTag))
+    if unknown:
+        raise InvalidRequestError(f"`tags` must be weights or kv_cache, not {min(unknown)!r}")
+    is_awake = await asyncio.wrap_future(
+        service.engine.wake_up(tags or get_args(SleepTag))  # type: ignore[arg-type]
+    )
+    return json_response({"status": "awake" if is_awake else "sleeping", "tags": tags or None})
+
+
+async def is_sleeping(service: Service, request: Request) -> Response:
+    """Return `is_sleeping`: true while the engine is paused or has released memory."""
+    return json_response({"is_sleeping": service.engine.is_paused})
 
 
 class WeightUpdate:
@@ -171,6 +215,7 @@ class WeightUpdate:
             "process": _PROCESS,
             "dtype": service.dtype,
             "max_num_seqs": service.engine.running.slots,
+            "can_sleep": True,
             "published": published and published.checksum,
         }
         return json_response({"results": [worker]})

@@ -22,6 +22,7 @@ from buckeye.base import heartbeat
 from buckeye.base.http_server import http_server, listen
 from buckeye.base.process import cpu_threads, die_with_parent
 from buckeye.base.request_gate import AccessRules
+from buckeye.base.turns import turns
 from buckeye.config.inference import InferenceConfig
 from buckeye.errors import InferenceError, UsageError
 from buckeye.inference.access import access_rules, client_line
@@ -155,7 +156,15 @@ def load_engine(config: InferenceConfig, directory: Path, adapter: Path | None =
     weights.check(checkpoint)
     weights.load(checkpoint)
     slots, running = _count_slots(config, spec, slot_bytes(spec, max_len, dtype), max_len, device)
-    cache = KVCache(spec, slots=running, spare=slots - running, max_len=max_len, dtype=dtype, device=device)
+    cache = KVCache(
+        spec,
+        slots=running,
+        spare=slots - running,
+        max_len=max_len,
+        dtype=dtype,
+        device=device,
+        allocate=turns() is None,  # otherwise the trainer may use the device now
+    )
     return Engine(Decoder(spec, weights, cache))
 
 
@@ -178,7 +187,14 @@ def _load_general_engine(
     weights, token_bytes = load_general_weights(spec, checkpoint, dtype=dtype, device=device)
     size = token_bytes * (max_len + SPARE_COLUMNS)
     slots, running = _count_slots(config, spec, size, max_len, device)
-    cache = ColumnCache(slots=running, spare=slots - running, max_len=max_len, dtype=dtype, device=device)
+    cache = ColumnCache(
+        slots=running,
+        spare=slots - running,
+        max_len=max_len,
+        dtype=dtype,
+        device=device,
+        allocate=turns() is None,
+    )
     return Engine(TransformersDecoder(spec, weights, cache))
 
 

@@ -18,6 +18,7 @@ import httpx
 from buckeye.base import heartbeat
 from buckeye.base.process import ChildProcess, StopFlag, cpu_threads
 from buckeye.base.request_gate import AccessRules
+from buckeye.base.turns import turns
 from buckeye.config.inference import InferenceConfig
 from buckeye.errors import InferenceError, UsageError
 from buckeye.inference.access import client_line, local_url, short_model_name
@@ -56,6 +57,7 @@ _BUCKEYE_KEYS = {
     "max_lora_rank": "inference.max_lora_rank",
     "enable_auto_tool_choice": "inference.model.enable_auto_tool_choice",
     "tool_call_parser": "inference.model.tool_call_parser",
+    "enable_sleep_mode": "colocate",
 }
 _FIXED = {
     "logprobs_mode": "processed_logprobs",
@@ -187,6 +189,7 @@ def vllm_command(config: InferenceConfig, vllm: VllmInstallation, directory: Pat
         "enable_auto_tool_choice": model.enable_auto_tool_choice or None,
         "tool_call_parser": model.tool_call_parser if model.enable_auto_tool_choice else None,
         **(_single_pass_arguments(config, directory) if cpu else {}),
+        "enable_sleep_mode": (turns() is not None and not cpu) or None,  # vLLM on a CPU has no sleep mode
         **_FIXED,
         **config.vllm,
     }

@@ -22,6 +22,7 @@ from buckeye.launch.preflight.trainer_forecast import (
     check_forecast,
     forecast_trainer,
 )
+from buckeye.launch.preflight.turns import check_turns
 
 _GPUS, _PROCESSES = "GPUs", "processes"
 _UNKNOWN_SIZES = "the sizes of the model are unknown until it is downloaded"
@@ -103,6 +104,13 @@ def check_processes(config: RLConfig, model_path: Path | None) -> Check:
         )
         return warning(_PROCESSES, seen, do)
     return ok(_PROCESSES, seen)
+
+
+def check_colocation(config: RLConfig, present: Sequence[Gpu]) -> list[Check]:
+    """Report how engine and trainer share the GPU; [] if they do not."""
+    path = find_model(config.trainer.model.name)
+    shape = read_shape(path) if path is not None else None
+    return check_turns(config, shape, find_hardware(config, present))
 
 
 def check_memory_plan(config: RLConfig, present: Sequence[Gpu]) -> Check:

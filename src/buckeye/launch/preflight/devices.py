@@ -138,7 +138,7 @@ def cpu_slots_warning(config: RLConfig, present: Collection[object]) -> str | No
     chosen = [
         name for name in names if name in config.model_fields_set and (name == names[1] or not is_default)
     ]
-    if present or not chosen or config.trainer.model.device == "cpu":
+    if present or not chosen or config.trainer.model.device == "cpu" or config.colocate is True:
         return None
     ids = "; ".join(f"{name} = {getattr(config, name)}" for name in chosen)
     return f"no GPU found: the ids are CPU slots, which share the cores of this machine ({ids})"

@@ -11,6 +11,7 @@ from typing import Literal
 from buckeye.config.rl import RLConfig
 from buckeye.launch.preflight.check import Check, failed, warning
 from buckeye.launch.preflight.device_checks import (
+    check_colocation,
     check_cores,
     check_gpus,
     check_memory_plan,
@@ -191,6 +192,7 @@ CHECKS: Sequence[PreflightCheck] = (
     PreflightCheck(_tokenizer, _EVERY_TIME),
     PreflightCheck(_settings, _EVERY_TIME),
     PreflightCheck(lambda context: check_processes(context.run, context.usable_model), _OFFLINE),
+    PreflightCheck(lambda context: check_colocation(context.run, context.gpus), _OFFLINE),
     PreflightCheck(_memory_plan, _BEFORE_RUNS),
     PreflightCheck(_trainer, _OFFLINE),
     PreflightCheck(_disk, _OFFLINE),

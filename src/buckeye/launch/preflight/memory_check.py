@@ -17,6 +17,7 @@ from buckeye.launch.preflight.memory_plan import (
 )
 from buckeye.launch.preflight.model import ModelShape
 from buckeye.launch.preflight.software_checks import uses_vllm
+from buckeye.launch.preflight.turns import plan_turns
 
 MEMORY = "memory"
 _REMEDIES = (
@@ -41,7 +42,8 @@ def check_memory(config: RLConfig, shape: ModelShape, hardware: Hardware) -> Che
 
     Return a failure if the total memory is too small, and a warning if only the free memory is too small.
     """
-    needs = plan_memory(config, shape, hardware)
+    turns = plan_turns(config, shape, hardware)
+    needs = plan_memory(config, shape, hardware) if turns is None else turns.needs
     lines = plan_lines(needs)
     usages = [
         (location, sum_needs(needs, location), *_capacity(location, hardware))
@@ -79,7 +81,8 @@ def _capacity(location: str, hardware: Hardware) -> tuple[int, int]:
     """Return the (total, free) bytes of a device or of main memory; (0, 0) for a missing GPU."""
     if location == MAIN_MEMORY:
         return hardware.memory.total, hardware.memory.free
-    gpu = next((gpu for gpu in hardware.gpus if location == f"GPU {gpu.index}"), None)
+    name = location.partition(" while ")[0]
+    gpu = next((gpu for gpu in hardware.gpus if name == f"GPU {gpu.index}"), None)
     return (gpu.total, gpu.free) if gpu is not None else (0, 0)
 
 

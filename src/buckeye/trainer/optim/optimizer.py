@@ -113,13 +113,32 @@ class NamedOptimizer:
         self.kind = kind
         self._names = {parameter: name for name, parameter in parameters.items()}
         self._parts = parts
+        self._is_offloaded = False
+
+    def offload(self) -> None:
+        """Keep the state in main memory from now on, except during an update. The results are equal."""
+        self._is_offloaded = True
+        self._move_state(on_device=False)
+
+    def _move_state(self, *, on_device: bool) -> None:
+        for part in self._parts:
+            for parameter, values in part.state.items():
+                target = parameter.device if on_device else torch.device("cpu")
+                for key, value in values.items():
+                    # zero-dimensional tensors count steps, and stay where the optimizer put them
+                    if isinstance(value, Tensor) and value.dim() and value.device != target:
+                        values[key] = _moved(value, target)
 
     def step(self, learning_rate: float) -> None:
         """Update the parameters from their gradients."""
+        if self._is_offloaded:
+            self._move_state(on_device=True)
         for part in self._parts:
             for group in part.param_groups:
                 group["lr"] = learning_rate
             part.step()
+        if self._is_offloaded:
+            self._move_state(on_device=False)
 
     def state(self) -> dict[str, Tensor]:
         """Return the state tensors by name: `<parameter name>/<kind>.<state name>`.
@@ -167,6 +186,13 @@ class NamedOptimizer:
             indices = {self._names[parameter]: i for parameter, i in _parameter_indices(part).items()}
             part_state["state"] = {i: by_parameter[n] for n, i in indices.items() if n in by_parameter}
             part.load_state_dict(part_state)
+
+
+def _moved(value: Tensor, device: torch.device) -> Tensor:
+    """Return a copy on another device. Main memory is pinned, so that copies from and to a GPU are fast."""
+    if device.type == "cpu" and value.is_cuda and type(value) is Tensor:
+        return torch.empty_like(value, device=device, pin_memory=True).copy_(value)
+    return value.to(device)
 
 
 def build_optimizer(

@@ -25,6 +25,7 @@ from buckeye.base.disk import human_bytes, size_of, wait_for_room, write_when_ro
 from buckeye.base.faults import fault_point
 from buckeye.base.process import RunIdentity
 from buckeye.base.storage import link_or_copy
+from buckeye.base.turns import turns
 from buckeye.config.sft import SFTConfig
 from buckeye.config.trainer import TrainerConfig
 from buckeye.errors import BuckeyeError, RunError, UsageError
@@ -125,6 +126,8 @@ class OutputWriter:
             canary = make_canary(policy, dtype, prompt=self._canary_prompt, guess=self._canary_tokens)
         if learner.ranks.mesh is None:
             self._canary_tokens = canary.token_ids
+        if turns() is not None and policy.device.type == "cuda":
+            torch.cuda.empty_cache()  # the engine wakes up when it finds the weights
         stored = self._stored
 
         def fill(directory: Path) -> Mapping[str, str] | None:

@@ -281,8 +281,9 @@ class WorkerExtension:
 
         `checksum` is that of the current weights, and `incoming` that of weights that are loaded but not yet
         used. `problem` is the error of the update. `updating` is true between its start and its end.
-        `max_num_seqs` is the number of sequences that the server decodes at a time. `published` is the
-        checksum in the manifest of the directory `path`.
+        `max_num_seqs` is the number of sequences that the server decodes at a time. `can_sleep` is true if
+        the server can release its memory. `published` is the checksum in the manifest of the directory
+        `path`.
         """
         config = self.vllm_config  # type: ignore[attr-defined]
         return {
@@ -294,6 +295,7 @@ class WorkerExtension:
             "process": _PROCESS,
             "dtype": str(self.model_config.dtype).removeprefix("torch."),
             "published": None if path is None else _published_checksum(Path(path)),
+            "can_sleep": bool(self.model_config.enable_sleep_mode),
             "max_num_seqs": config.scheduler_config.max_num_seqs * config.parallel_config.data_parallel_size,
         }
 
