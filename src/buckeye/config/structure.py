@@ -57,7 +57,8 @@ class Shape:
         if self.element is not None:
             text = "a list of sections" if self.element.tables else f"a list, each {self.element.expected()}"
         elif self.choices:
-            text = "one of " + ", ".join(map(str, self.choices))
+            choices = ("true", "false", *self.choices) if bool in self.scalars else self.choices
+            text = "one of " + ", ".join(map(str, choices))
         elif self.tables:
             text = "a section"
         elif self.free is not None:

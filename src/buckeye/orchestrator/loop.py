@@ -292,10 +292,10 @@ class Orchestrator:
         with self.times.stopwatch.of("evaluate"):
             await self.evaluations.wait_until_evaluated(step, watcher)
         heartbeat.report(f"puts the engine to sleep before batch {step}", on="inference")
-        fault_point("engine.sleep")
+        fault_point("turn.end")
         with self.times.stopwatch.of("sleep"):
             await self.client.sleep()
-        fault_point("engine.asleep")
+        fault_point("turn.ended")
 
     async def _collect(self, step: int, collector: GroupCollector) -> CollectedGroups:
         """Collect the batch of a step. If this fails, write the finished rollouts, and raise the error."""

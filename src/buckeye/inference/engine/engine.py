@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from buckeye.base import heartbeat
+from buckeye.base.faults import fault_point
 from buckeye.errors import UsageError
 from buckeye.inference.engine.commands import CommandQueue
 from buckeye.inference.engine.decoder import Chunk, Decoder, batch_chunks
@@ -437,6 +438,7 @@ class Engine:
                 code="BK-INFERENCE-REQUEST",
                 hint="POST /pause first, or POST /sleep",
             )
+        fault_point("engine.release")
         self._clear_prefixes()
         self._stale_cache = True
         if weights != "keep":
@@ -450,6 +452,7 @@ class Engine:
             self.decoder.weights.restore()
             self.released -= {"weights"}
         if "kv_cache" in tags & self.released:
+            fault_point("engine.wake_up")
             if not self.decoder.weights.is_loaded:
                 raise UsageError(
                     "the weights were dropped by /sleep with level 2",
