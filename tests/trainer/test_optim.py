@@ -20,6 +20,7 @@ from buckeye.config.trainer import (
 )
 from buckeye.errors import CheckpointError, UsageError
 from buckeye.trainer.optim.optimizer import LearningRateSchedule, build_optimizer
+from tests.devices import DEVICES
 
 SCHEDULES = {
     "constant": ConstantSchedulerConfig,
@@ -103,6 +104,28 @@ def test_optimizer_state_round_trips_exactly(kind):
         _step(resumed, other, seed)
     for name in straight:
         assert torch.equal(straight[name], resumed[name]), name
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("settings", [AdamWConfig(), SGDConfig(momentum=0.9)])
+def test_offloaded_state_is_on_the_device_only_during_an_update(settings, device):
+    results = []
+    for offloads in (False, True):
+        parameters = {n: nn.Parameter(p.detach().to(device)) for n, p in _parameters().items()}
+        optimizer = build_optimizer(settings, parameters)
+        for seed in range(3):
+            generator = torch.Generator().manual_seed(seed)
+            for parameter in parameters.values():
+                parameter.grad = torch.randn(parameter.shape, generator=generator).to(device)
+            optimizer.step(0.1)
+            if offloads and seed == 0:  # a state that a resume has loaded
+                optimizer.offload()
+            moments = {key: value for key, value in optimizer.state().items() if value.dim()}
+            assert {value.device.type for value in moments.values()} == {"cpu" if offloads else device}
+        results.append(
+            [*(p.detach().cpu() for p in parameters.values()), *(m.cpu() for m in moments.values())]
+        )
+    assert all(map(torch.equal, *results))
 
 
 def test_muon_is_for_hidden_matrices():

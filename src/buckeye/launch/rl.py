@@ -114,9 +114,11 @@ def _run_planned(
     on_start: Callable[[], None],
 ) -> int:
     output_dir = config.output_dir
-    shape, hardware = read_shape(model_path), find_hardware(config, gpus())
-    turns = check_turns(config, shape, hardware)
-    config = settle_turns(config, shape, hardware)
+    turns = []
+    if config.colocate is True:
+        shape, hardware = read_shape(model_path), find_hardware(config, gpus())
+        turns = check_turns(config, shape, hardware)
+        config = settle_turns(config, shape, hardware)
     plan_nodes = {number: make_plan_node(number, host) for number, host in sorted(nodes.hosts.items())}
     plan = make_plan(
         config,

@@ -5,6 +5,7 @@ import pytest
 from buckeye.base.turns import TURNS_VARIABLE, turns
 from buckeye.errors import UsageError
 from buckeye.launch.plan import make_plan
+from buckeye.launch.preflight.device_checks import check_colocation
 from buckeye.launch.preflight.devices import Gpu, Machine, MainMemory
 from buckeye.launch.preflight.memory_check import check_memory
 from buckeye.launch.preflight.memory_plan import Hardware
@@ -135,4 +136,6 @@ def test_doctor_reports_the_memory_of_both_turns(wording):
     assert memory.lines == wording
     assert check_memory(run, SHAPE, hardware(6 * GB)).state == "failed"
     assert [c.state for c in check_turns(run, None, hardware(24 * GB))] == ["skipped"]
-    assert check_turns(config(), SHAPE, hardware(24 * GB)) == []
+    assert check_colocation(config(), []) == []
+    (on_cpu,) = check_colocation(run, [])
+    assert on_cpu.state == "ok"

@@ -108,6 +108,8 @@ def check_processes(config: RLConfig, model_path: Path | None) -> Check:
 
 def check_colocation(config: RLConfig, present: Sequence[Gpu]) -> list[Check]:
     """Report how engine and trainer share the GPU; [] if they do not."""
+    if config.colocate is not True:
+        return []
     path = find_model(config.trainer.model.name)
     shape = read_shape(path) if path is not None else None
     return check_turns(config, shape, find_hardware(config, present))

@@ -90,7 +90,7 @@ class TurnsPlan:
 
 
 def plan_turns(config: RLConfig, shape: ModelShape, hardware: Hardware) -> TurnsPlan | None:
-    """Return the plan of a colocated run, or None if it has no GPU."""
+    """Return the plan of a colocated run on a GPU, or None for another run."""
     gpu = next((gpu for gpu in hardware.gpus if gpu.index == config.inference_gpu_ids[0]), None)
     if config.colocate is not True or gpu is None or config.inference is None:
         return None
@@ -144,12 +144,11 @@ def plan_turns(config: RLConfig, shape: ModelShape, hardware: Hardware) -> Turns
 
 
 def settle_turns(config: RLConfig, shape: ModelShape | None, hardware: Hardware) -> RLConfig:
-    """Return the configuration with the decisions of the plan: `colocate_offload` and the KV cache.
+    """Return a colocated configuration with the decisions of the plan: `colocate_offload` and the KV cache.
 
     An explicit size of the cache keeps the trainer's memory out of the memory profile of vLLM.
     """
-    if config.colocate is not True or config.inference is None:
-        return config
+    assert config.inference is not None
     plan = None if shape is None else plan_turns(config, shape, hardware)
     if plan is None:
         unknown = config.colocate_offload == "auto"
@@ -165,9 +164,7 @@ def settle_turns(config: RLConfig, shape: ModelShape | None, hardware: Hardware)
 
 
 def check_turns(config: RLConfig, shape: ModelShape | None, hardware: Hardware) -> list[Check]:
-    """Report the turns of a colocated run; return [] for another run."""
-    if config.colocate is not True:
-        return []
+    """Report the turns of a colocated run."""
     if not hardware.gpus:
         return [ok(TURNS, "engine and trainer take turns on the CPU; nothing moves")]
     if shape is None:
