@@ -30,7 +30,7 @@ def _rollout(seconds, sampling, ended, reward=1.0):
 def test_times_by_cause(clock):
     replicas = [SimpleNamespace(busy_clock=BusyClock()), SimpleNamespace(busy_clock=BusyClock())]
     watcher = SimpleNamespace(update_seconds=2.0)
-    client = SimpleNamespace(replicas=replicas, sampled_tokens=0)
+    client = SimpleNamespace(replicas=replicas, sampled_tokens=0, wake_seconds=0.5)
     times = StepTimes(client)
     with times.stopwatch.of("evaluate"):
         clock.seconds += 1.0
@@ -46,6 +46,8 @@ def test_times_by_cause(clock):
     assert times.record(CollectedGroups(groups=groups, waited_seconds=4.0), watcher) == {
         "time/evaluate": 1.0,
         "time/write_batch": 1.0,
+        "time/sleep": 0.0,
+        "time/wake_up": 0.5,
         "time/total": 8.0,
         "time/wait_for_weights": 4.0,
         "time/wait_for_rollouts": 2.0,

@@ -68,7 +68,8 @@ def test_colocated_run_survives_20_kills_at_transitions(runner, start, tmp_path)
     assert len(kills) == 20
     runner.env |= {"BUCKEYE_FAULTS": ",".join(kills), "BUCKEYE_FAULTS_DONE": str(tmp_path)}
     ended_well(start(runner.rl("out", *TURNS, "--ckpt.interval", 1, steps=30, level=0)))
-    assert len(list(tmp_path.glob("*=kill@*"))) == len(of_kind(runner, "restart")) == 20
+    assert len(list(tmp_path.glob("*=kill@*"))) == 20
+    assert 15 <= len(of_kind(runner, "restart")) <= 20  # trainer and orchestrator may die in one attempt
     assert sorted(set(trained(runner))) == list(range(30))
     assert runner.curve("out") == runner.curve("straight")
     weights = [runner.root / name / "weights/step_30/model.safetensors" for name in ("out", "straight")]

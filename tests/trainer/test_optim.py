@@ -112,7 +112,7 @@ def test_offloaded_state_is_on_the_device_only_during_an_update(settings, device
     results = []
     for offloads in (False, True):
         parameters = {n: nn.Parameter(p.detach().to(device)) for n, p in _parameters().items()}
-        optimizer = build_optimizer(settings, parameters)
+        optimizer = build_optimizer(parameters, settings)
         for seed in range(3):
             generator = torch.Generator().manual_seed(seed)
             for parameter in parameters.values():
