@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from typing import Literal
 
 from buckeye.inference.client.replica import Replica
-from buckeye.inference.engine.engine import SleepTag
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,7 +31,7 @@ async def put_to_sleep(replica: Replica, sleep: Sleep) -> None:
         await replica.call("POST", "/release_kv_cache_memory")
 
 
-async def wake_up(replica: Replica, tag: SleepTag) -> None:
+async def wake_up(replica: Replica, tag: Literal["weights", "kv_cache"]) -> None:
     """Restore the memory that `put_to_sleep` released, if any."""
     if replica.can_sleep:
         started = time.monotonic()
