@@ -26,7 +26,8 @@ _ENOUGH_TO_RISE = 10  # steps
 _LITTLE_ESS = 0.05
 _SMALL_BIAS = 0.01
 _EQUAL = 1e-9
-RANDOM_LOGPROB = -4.0  # nats per sampled token of the first batch; that of a pretrained model is above -2
+RANDOM_LOGPROB = -4.0  # nats per sampled token of the first batch
+PRETRAINED_LOGPROB = -2.0  # nats per sampled token of a pretrained model, at least
 _COLLAPSES = ("collapsed", "endless", "moved_too_far")
 
 HARDER_TASKS = "take harder tasks"
@@ -178,7 +179,7 @@ _TRUNCATED = Reason(
 
 _UNTRAINED = Reason(
     name="untrained",
-    cause="the first replies were random tokens, so these weights are untrained",
+    cause="the first replies were nearly random tokens: the weights are untrained, or trained too little",
     advice=PRETRAINED,
 )
 _OF_UNTRAINED = ("truncated", "none_solved", "no_spread", "constant_reward")

@@ -9,6 +9,7 @@ from typing import Literal
 
 from buckeye.analysis.diagnosis.facts import DiagnosisFacts, Result
 from buckeye.analysis.diagnosis.links import (
+    answers,
     environment,
     loss,
     model,
@@ -27,7 +28,7 @@ State = Literal["ok", "broken", "unknown"]
 Check = Callable[[DiagnosisFacts], Result]
 
 CHAIN: Mapping[str, Sequence[Check]] = {
-    "tasks": tasks.CHECKS,
+    "tasks": (answers.narrow_answers, *tasks.CHECKS),
     "model": model.CHECKS,
     "sampling": sampling.CHECKS,
     "environment": environment.CHECKS,
@@ -43,6 +44,7 @@ _BY_ELIMINATION: Sequence[tuple[str, Check]] = (
     ("tasks", tasks.incomplete_prompts),
     ("environment", environment.unrepeatable_observations),
     ("reward", reward.sometimes_random),
+    ("tasks", answers.unrelated_answers),
     ("tasks", tasks.unused_prompts),
     ("sampling", sampling.stale_samples),
     ("advantage and loss", loss.updates_miss_advantages),

@@ -16,9 +16,11 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
+from buckeye.analysis.diagnosis.prompts import prompt_tokens
 from buckeye.analysis.diagnosis.statistics import is_below, rms, share_interval
 from buckeye.analysis.diagnosis.token_facts import TokenFacts, token_facts
 from buckeye.base.explanations import explanations, list_items
+from buckeye.inference.render.template_files import read_template
 from buckeye.monitor.finding import Confidence, Evidence, Finding
 from buckeye.monitor.learning_findings import Outcome, findings, outcome_of
 from buckeye.monitor.metrics import StepMetrics
@@ -237,6 +239,52 @@ class DiagnosisFacts:
             return None if folder is None else Tokenizer.from_file(str(folder / "tokenizer.json"))
         except Exception:  # the library raises no narrower class
             return None
+
+    @cached_property
+    def reply_header(self) -> str:
+        """Header of a reply in the chat template of the run, without whitespace around it; "" if unknown."""
+        folder = self.run.tokenizer_directory
+        try:
+            template = None if folder is None else read_template(folder)
+        except Exception:  # the library raises no narrower class
+            return ""
+        return (template.header or "").strip() if template is not None else ""
+
+    @cached_property
+    def read_prompts(self) -> list[tuple[Place, str]]:
+        """Places and texts of prompts of the last batch, from their tokens; none without a known header."""
+        if not self.reply_header or self.tokenizer is None or not self.batches:
+            return []
+        last = self.batches[-1]
+        places = [origin[:2] for origin in last.origins] or [(0, 0)] * len(last.batch.samples)
+        known = [at for at, sample in enumerate(last.batch.samples[:_COMPARED]) if sample.loss_mask.any()]
+        prompts = [prompt_tokens(last.batch.samples[at]).tolist() for at in known]
+        texts = self.tokenizer.decode_batch(prompts, skip_special_tokens=False)
+        return [((last.batch.step, *places[at]), text) for at, text in zip(known, texts, strict=True)]
+
+    @cached_property
+    def late_masks(self) -> list[Place]:
+        """Places of `read_prompts` that end with the header and the beginning of a recorded reply.
+
+        Its first tokens are then not in the loss mask.
+        """
+        ends = {place: text.rpartition(self.reply_header) for place, text in self.read_prompts}
+        begun = {place: end.strip() for place, (_, header, end) in ends.items() if header and end.strip()}
+        return [place for place, text in begun.items() if self._has_reply_with(place, text)]
+
+    def _has_reply_with(self, place: Place, beginning: str) -> bool:
+        """Return True if a reply of the rollout at a place begins with a text."""
+        rows = self.query(
+            "SELECT path, at, bytes, grp, number FROM rollouts WHERE {trained} AND step = ? AND grp = ? "
+            "AND number = ?",
+            *place,
+        )
+        rollouts = [rollout for row in rows if (rollout := self.run.text_at(*row)) is not None]
+        return any(
+            message.get("role") == "assistant" and str(message.get("content")).lstrip().startswith(beginning)
+            for rollout in rollouts
+            for message in rollout.messages
+        )
 
     @cached_property
     def recorded_share(self) -> float:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 
+from buckeye.monitor.rollouts import RecordedRollout
 from buckeye.transport.batches import Sample
 
 Array = npt.NDArray[np.float64]
@@ -42,3 +43,13 @@ def prompt_tokens(sample: Sample) -> npt.NDArray[np.int32]:
     """Return the tokens before the first sampled one. The loss mask may be misplaced; versions are not."""
     places = np.flatnonzero(sample.versions >= 0)
     return sample.token_ids[: places[0]] if len(places) else sample.token_ids
+
+
+def continuations(rollout: RecordedRollout) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yield each observation after the first reply, with the contents of all messages before it."""
+    contents, has_begun = [str(message.get("content")) for message in rollout.messages], False
+    for at, message in enumerate(rollout.messages):
+        is_reply = message.get("role") == "assistant"
+        if has_begun and not is_reply:
+            yield tuple(contents[:at]), contents[at]
+        has_begun |= is_reply

@@ -10,14 +10,17 @@ from itertools import pairwise
 import numpy as np
 
 from buckeye.analysis.diagnosis.facts import RECENT, DiagnosisFacts, Place, Result
-from buckeye.analysis.diagnosis.prompts import cut_texts, prompt_tokens
+from buckeye.analysis.diagnosis.prompts import continuations, cut_texts, prompt_tokens
 from buckeye.analysis.diagnosis.statistics import SURE, is_below, share_interval
+from buckeye.base.columns import counted
 from buckeye.monitor.rollouts import RecordedRollout
 
 _READ = 24  # rollouts
 _MIN_OBSERVATIONS = 12
 _MIN_REPEATS = 6
 _COMPARED = 200  # rollouts
+_EQUAL = 1e-6
+_LEAST_DIFFERING = 0.2
 _HEAD = 40  # characters
 _MOST_BRANCHED = 0.9
 _MANY_ERRORS = 0.2
@@ -160,6 +163,41 @@ def _first_of_turns(facts: DiagnosisFacts, least: int) -> Iterator[tuple[str, Re
             yield task, rollout
 
 
+def equal_observations(facts: DiagnosisFacts) -> Result:
+    """Find one observation for all training tasks, in a run that does not learn.
+
+    It should depend on the task if evaluations get others, and equal replies get different rewards.
+    """
+    if facts.outcome is None or not facts.outcome.is_flat:
+        return None
+    seen, tasks, rewards = set[str](), set[str](), defaultdict[str, dict[str, float]](dict)
+    for task, rollout in _first_of_turns(facts, 2):
+        seen |= {observation for _, observation in continuations(rollout)}
+        tasks.add(task)
+        replies = [str(one.get("content")) for one in rollout.messages if one.get("role") == "assistant"]
+        rewards["\0".join(replies)].setdefault(task, rollout.reward or 0.0)
+    if len(tasks) < _MIN_OBSERVATIONS:
+        return None
+    measured = f"{len(tasks)} tasks with {counted(len(seen), 'different observation')}"
+    spreads = [max(known.values()) - min(known.values()) for known in rewards.values() if len(known) > 1]
+    differing = sum(spread > _EQUAL for spread in spreads)
+    if len(seen) != 1 or share_interval(differing, len(spreads), 2.0)[0] < _LEAST_DIFFERING:
+        return measured
+    others = [
+        observation not in seen
+        for rollout in facts.first_rollouts("eval", _READ)
+        for _, observation in continuations(rollout)
+    ]
+    if share_interval(sum(others), len(others), 2.0)[0] < 0.5:
+        return measured
+    return facts.finding(
+        "equal_observations",
+        f"{measured}, {sum(others)} of {len(others)} observations of evaluations are others, and {differing} "
+        f"of {len(spreads)} replies to several tasks got different rewards",
+        facts.early,
+    )
+
+
 def failing_observations(facts: DiagnosisFacts) -> Result:
     """Find observations that are errors after actions that often get others, in a run that does not learn.
 
@@ -231,10 +269,8 @@ def unrepeatable_observations(facts: DiagnosisFacts) -> Result:
         return None
     seen = defaultdict[tuple[str, ...], list[str]](list)
     for task, rollout in _first_of_turns(facts, 2):
-        contents = [str(message.get("content")) for message in rollout.messages]
-        for at in range(1, len(contents)):
-            if rollout.messages[at].get("role") != "assistant":
-                seen[(task, *contents[:at])].append(contents[at])
+        for before, observation in continuations(rollout):
+            seen[(task, *before)].append(observation)
     repeated = [texts for texts in seen.values() if len(texts) > 1]
     differing = sum(len(set(texts)) > 1 for texts in repeated)
     measured = f"{differing} of {len(repeated)} times, equal messages of a task led to different observations"
@@ -249,6 +285,7 @@ CHECKS = (
     failing_observations,
     observations,
     stale_observations,
+    equal_observations,
     history_lost,
     turn_limit,
 )

@@ -267,6 +267,20 @@ def untrained_tokens(facts: DiagnosisFacts) -> Result:
     return measured if share >= LEAST_TRAINED else facts.finding("tokens_not_trained", measured, ended[-1][0])
 
 
+def late_masks(facts: DiagnosisFacts) -> Result:
+    """Find replies whose first tokens are missing in the loss mask."""
+    what = "replies have first tokens that are not trained"
+    return facts.share_finding(
+        "start_not_trained",
+        facts.late_masks,
+        len(facts.read_prompts),
+        what,
+        most=0.3,
+        least=8,
+        confidence="sure",
+    )
+
+
 def kl_of_the_wrong_sign(facts: DiagnosisFacts) -> Result:
     """Find a loss that subtracts the KL penalty instead of adding it."""
     loss = facts.run.setting("trainer.loss") or {}
@@ -423,6 +437,7 @@ def updates_miss_advantages(facts: DiagnosisFacts) -> Result:
 CHECKS = (
     unsampled_tokens,
     shifted_logprobs,
+    late_masks,
     advantages_against_rewards,
     misplaced_advantages,
     no_baseline,

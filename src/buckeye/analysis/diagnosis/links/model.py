@@ -10,8 +10,7 @@ import numpy as np
 
 from buckeye.analysis.diagnosis.facts import DiagnosisFacts, Place, Result
 from buckeye.analysis.diagnosis.prompts import prompt_tokens
-from buckeye.inference.render.template_files import read_template
-from buckeye.monitor.learning_findings import RANDOM_LOGPROB
+from buckeye.monitor.learning_findings import PRETRAINED_LOGPROB, RANDOM_LOGPROB
 from buckeye.monitor.verdicts import NEARLY_ALL
 
 _SAMPLES = 40
@@ -33,7 +32,8 @@ def first_replies(facts: DiagnosisFacts) -> Result:
         return None
     measured, step = f"first replies have {logprob:.2f} nats a token", facts.batch_steps[0].number
     if logprob <= RANDOM_LOGPROB and temperature < HIGH_TEMPERATURE and not facts.has_risen:
-        return facts.finding("untrained", f"{measured}: they are random tokens", step)
+        seen = f"{measured}, near those of random tokens (a pretrained model: above {PRETRAINED_LOGPROB:g})"
+        return facts.finding("untrained", seen, step)
     is_cut_off = (facts.early_mean("orchestrator/is_truncated/mean") or 0.0) >= NEARLY_ALL
     is_certain = not is_cut_off and logprob > _CERTAIN and narrow_sampling(facts) is None
     if is_certain and (alike or 0.0) > _MOST_ALIKE:
@@ -54,29 +54,16 @@ def narrow_sampling(facts: DiagnosisFacts) -> str | None:
 
 def no_assistant_header(facts: DiagnosisFacts) -> Result:
     """Find prompts without the assistant header of the chat template."""
-    model, tokenizer = facts.run.tokenizer_directory, facts.tokenizer
-    if model is None or tokenizer is None or not facts.batches or facts.is_mask_misplaced:
+    if facts.is_mask_misplaced or not facts.reply_header:
         return None
-    try:
-        template = read_template(model)
-    except Exception:  # the library raises no narrower class
-        return None
-    header = (template.header or "").strip() if template is not None else ""
-    if not header:
-        return None
-    last = facts.batches[-1]
-    places = [origin[:2] for origin in last.origins] or [(0, 0)] * len(last.batch.samples)
-    known = [at for at, sample in enumerate(last.batch.samples[:_SAMPLES]) if sample.loss_mask.any()]
-    prompts = [prompt_tokens(last.batch.samples[at]).tolist() for at in known]
-    texts = tokenizer.decode_batch(prompts, skip_special_tokens=False)
     without = [
-        (last.batch.step, *places[at])
-        for at, text in zip(known, texts, strict=True)
-        if not text.rstrip().endswith(header)
+        place
+        for place, text in facts.read_prompts
+        if not text.rstrip().endswith(facts.reply_header) and place not in facts.late_masks
     ]
-    what = f"prompts without the header of a reply ({header!r})"
+    what = f"prompts without the header of a reply ({facts.reply_header!r})"
     return facts.share_finding(
-        "no_assistant_header", without, len(known), what, most=0.3, least=3, confidence="sure"
+        "no_assistant_header", without, len(facts.read_prompts), what, most=0.3, least=3, confidence="sure"
     )
 
 

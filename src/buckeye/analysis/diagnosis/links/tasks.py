@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
 from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
 
 from buckeye.analysis.diagnosis.facts import LONG, RECENT, DiagnosisFacts, Result, prompt_text
-from buckeye.analysis.diagnosis.prompts import cut_texts, token_features
+from buckeye.analysis.diagnosis.prompts import continuations, cut_texts, token_features
 from buckeye.analysis.diagnosis.statistics import centered, explained_by_window, is_below, share_interval
 from buckeye.base.columns import counted
+from buckeye.monitor.rollouts import RecordedRollout
 
 _EQUAL = 1e-6
 _MOST_DRIFT = 0.15
@@ -20,6 +22,10 @@ _MOST_GROUPS = 300
 _MIN_PROMPTS = 10
 _PROMPTS = 100
 _MOST_REPEATS = 20
+_NEARLY_ALL = 0.9
+_MIN_EQUAL = 3
+_COMPARED_PROMPTS = 40
+_COMPARED_ROLLOUTS = 16
 
 
 def mixed_groups(facts: DiagnosisFacts) -> Result:
@@ -133,6 +139,8 @@ def answer_in_prompt(facts: DiagnosisFacts) -> Result:
     unusual = len(said) >= 20 and (is_below(other, said) or not other)
     if not unusual or share_interval(len(copied), len(paid), 2.0)[0] < 0.7:
         return f"{measured} (at most 70 %)"
+    if _are_options(facts, best):
+        return f"{measured}, as options that nearly all prompts have"
     held_out = facts.evaluations[-1] if facts.evaluations else []
     trained = [row[2] for row in rows if row[0] >= facts.last - RECENT]
     behind = len(held_out) >= 10 and is_below(held_out, trained)
@@ -144,6 +152,21 @@ def answer_in_prompt(facts: DiagnosisFacts) -> Result:
     )
 
 
+def _are_options(facts: DiagnosisFacts, best: float) -> bool:
+    """Return True if the answers with the highest reward are several, and nearly all prompts have them."""
+    rows = facts.query(
+        "SELECT path, at, bytes, grp, number FROM rollouts WHERE {trained} AND echoes = 1 AND reward >= ? "
+        "ORDER BY step, grp, number LIMIT ?",
+        best - _EQUAL,
+        _PROMPTS,
+    )
+    rollouts = [rollout for row in rows if (rollout := facts.run.text_at(*row)) is not None]
+    answers = {str(rollout.messages[-1].get("content")).strip() for rollout in rollouts if rollout.messages}
+    prompts = [prompt_text(rollout) for rollout in facts.first_rollouts("train", _PROMPTS)]
+    contained = [answer in prompt for answer in answers for prompt in prompts]
+    return len(answers) > 1 and len(prompts) > 1 and float(np.mean(contained)) > _NEARLY_ALL
+
+
 def _evaluations_hide_answers(facts: DiagnosisFacts) -> bool:
     """Return True if few of the evaluation's answers with the highest reward are in their prompts."""
     rows = facts.query("SELECT reward, echoes FROM rollouts WHERE {evaluated} AND echoes IS NOT NULL")
@@ -153,30 +176,80 @@ def _evaluations_hide_answers(facts: DiagnosisFacts) -> bool:
 
 
 def evaluated_on_train(facts: DiagnosisFacts) -> Result:
-    """Find evaluation prompts that are also training prompts."""
+    """Find evaluation prompts that are also training prompts.
+
+    Tasks of several turns may have equal first prompts and differ later. They are the same tasks if their
+    names are equal, or if equal messages lead to the same observations and rewards.
+    """
     query = (
-        "SELECT prompt, max(step), task FROM rollouts WHERE split = ? AND retried = 0 "
+        "SELECT prompt, max(step), task, max(turns) FROM rollouts WHERE split = ? AND retried = 0 "
         "AND prompt IS NOT NULL AND step <= {until} GROUP BY prompt "
         "HAVING max(turns) = 1 OR count(DISTINCT task) = 1"
     )
     trained, evaluated = (
-        {prompt: (step, task) for prompt, step, task in facts.query(query, split)}
-        for split in ("train", "eval")
+        {prompt: row for prompt, *row in facts.query(query, split)} for split in ("train", "eval")
     )
-    both = [trained[prompt] for prompt in evaluated if prompt in trained]
+    both = [prompt for prompt in evaluated if prompt in trained]
     ((tasks,),) = facts.query("SELECT count(DISTINCT task) FROM rollouts WHERE {trained}")
-    is_inherent = len(trained) <= 0.5 * tasks  # the environment has few prompts
-    places, task = [(step,) for step, _ in both], both[0][1] if both else ""
+    is_certain = len(trained) > 0.5 * tasks  # else the environment has few prompts
+    what = "evaluation prompts are also trained on"
+    longer = [prompt for prompt in both if max(trained[prompt][2], evaluated[prompt][2]) > 1]
+    if len(longer) > 0.5 * len(both):
+        equal, differing, is_telling = _compare_splits(facts, longer)
+        if share_interval(differing, equal + differing, 2.0)[0] > 0.1:
+            return (
+                f"{len(both)} of {len(evaluated)} evaluations begin with a prompt of training, and "
+                f"{differing} of {equal + differing} of them continue otherwise"
+            )
+        named_alike = sum(trained[prompt][1] == evaluated[prompt][1] for prompt in longer)
+        is_certain &= named_alike > 0.5 * len(longer) or (equal >= _MIN_EQUAL and is_telling)
     return facts.share_finding(
         "evaluated_on_train",
-        places,
+        [(trained[prompt][0],) for prompt in both],
         len(evaluated),
-        "evaluation prompts are also trained on",
+        what,
         most=0.2,
         least=3,
-        confidence="possible" if is_inherent else "sure",
-        task=task,
+        confidence="sure" if is_certain else "possible",
+        task=trained[both[0]][1] if both else "",
     )
+
+
+def _compare_splits(facts: DiagnosisFacts, prompts: Sequence[int]) -> tuple[int, int, bool]:
+    """Compare what followed equal messages in training and in evaluations: observations and the reward.
+
+    Return the number of prompts with only equal continuations, and with others; and True if continuations
+    differ between prompts, so that equal ones are evidence.
+    """
+    query = (
+        "SELECT path, at, bytes, grp, number FROM rollouts WHERE split = ? AND retried = 0 "
+        "AND reward IS NOT NULL AND prompt = ? AND step <= {until} ORDER BY step LIMIT ?"
+    )
+    equal, differing, outcomes = 0, 0, set[frozenset[str]]()
+    for prompt in prompts[:_COMPARED_PROMPTS]:
+        trained, evaluated = (
+            _continued(
+                facts.run.text_at(*place) for place in facts.query(query, split, prompt, _COMPARED_ROLLOUTS)
+            )
+            for split in ("train", "eval")
+        )
+        shared = trained.keys() & evaluated.keys()
+        if shared:
+            is_other = any(trained[before].isdisjoint(evaluated[before]) for before in shared)
+            equal, differing = equal + (not is_other), differing + is_other
+            outcomes.add(frozenset[str]().union(*(trained[before] for before in shared)))
+    return equal, differing, len(outcomes) > 1
+
+
+def _continued(rollouts: Iterable[RecordedRollout | None]) -> dict[tuple[str, ...], set[str]]:
+    """Return the observations, and at the end the rewards, after the contents of all messages before."""
+    found = defaultdict[tuple[str, ...], set[str]](set)
+    for rollout in rollouts:
+        if rollout is not None:
+            for before, observation in continuations(rollout):
+                found[before].add(observation)
+            found[tuple(str(one.get("content")) for one in rollout.messages)].add(f"{rollout.reward:.6g}")
+    return found
 
 
 def cut_prompts(facts: DiagnosisFacts) -> Result:
