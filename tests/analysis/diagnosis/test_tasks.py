@@ -187,3 +187,19 @@ def test_answers_that_do_not_fit_their_prompts_are_named(tmp_path, fits):
         for said in "gb"
     ]
     assert ("unrelated_answers" in named(with_conversations(run, lines))) == (not fits)
+
+
+@pytest.mark.parametrize("depends", [False, True])
+def test_replies_that_always_fail_are_shown(tmp_path, depends):
+    def change(line):
+        two = two_turns(lambda task: f"room {task % 2}", act="look")(line)
+        observed, said = task_of(line) % 2, "abc"[line["number_of_rollout"] % 3]
+        has_failed = observed and said == "a" if depends else line["group"] % 4 == 0
+        messages = [*two["messages"][:-1], {"role": "assistant", "content": said}]
+        failure = {"reward": None, "error": "KeyError: 'door'"} if has_failed else {}
+        return {**two, "messages": messages, **failure}
+
+    numbers = iter(range(10_000))
+    made = Made(size=6, line=lambda line: change({**line, "number_of_rollout": next(numbers)}))
+    (found,) = (one for one in diagnose(make(tmp_path / "run", made)).findings if one.name == "rollouts_fail")
+    assert ("Replies that always fail: 'a' to 'room 1'" in found.seen) == depends

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
@@ -13,6 +15,7 @@ from buckeye.analysis.diagnosis.facts import RECENT, DiagnosisFacts, Place, Resu
 from buckeye.analysis.diagnosis.prompts import continuations, cut_texts, prompt_tokens
 from buckeye.analysis.diagnosis.statistics import SURE, is_below, share_interval
 from buckeye.base.columns import counted
+from buckeye.monitor.finding import Finding
 from buckeye.monitor.rollouts import RecordedRollout
 
 _READ = 24  # rollouts
@@ -20,6 +23,8 @@ _MIN_OBSERVATIONS = 12
 _MIN_REPEATS = 6
 _COMPARED = 200  # rollouts
 _EQUAL = 1e-6
+_MOST_ENDS = 400  # rollouts
+_OFTEN = 3
 _LEAST_DIFFERING = 0.2
 _HEAD = 40  # characters
 _MOST_BRANCHED = 0.9
@@ -40,19 +45,42 @@ _TURN_LIMITS = ("max_turns", "turn_limit", "max_turns_reached")
 def failing_rollouts(facts: DiagnosisFacts) -> Result:
     """Find a high share of rollouts without a reward."""
     rows = facts.query(
-        "SELECT reward IS NULL, error, step FROM rollouts WHERE split = 'train' AND step <= {until} AND "
-        "step > ? ORDER BY step DESC",
+        "SELECT reward IS NULL, error, step, path, at, bytes, grp, number FROM rollouts "
+        "WHERE split = 'train' AND step <= {until} AND step > ? ORDER BY step DESC",
         facts.last - RECENT,
     )
     failed = [row for row in rows if row[0]]
-    common = Counter(error for _, error, _ in failed if error).most_common(1)
+    common = Counter(row[1] for row in failed if row[1]).most_common(1)
     what = "".join(
         ["recent rollouts have no reward", *(f"; most often: {error[:200]}" for error, _ in common)]
     )
-    places = [(step,) for _, _, step in failed]
-    return facts.share_finding(
+    places = [(row[2],) for row in failed]
+    found = facts.share_finding(
         "rollouts_fail", places, len(rows), what, most=0.1, least=30, errors=SURE, confidence="sure"
     )
+    if isinstance(found, Finding) and (actions := _failing_actions(facts, rows)):
+        return replace(found, seen=f"{found.seen}. Replies that always fail: {', '.join(actions)}")
+    return found
+
+
+def _failing_actions(facts: DiagnosisFacts, rows: Sequence[tuple[Any, ...]]) -> list[str]:
+    """Return the most common last replies that always fail, with the observations before them.
+
+    Empty if other failures are common, because failures then do not depend on the action.
+    """
+    ends = defaultdict[tuple[str, ...], list[bool]](list)
+    for has_failed, _, _, *place in rows[:_MOST_ENDS]:
+        rollout = facts.run.text_at(*place)
+        if rollout is not None and rollout.messages and rollout.messages[-1].get("role") == "assistant":
+            last = 2 if any(continuations(rollout)) else 1  # the prompt is that of one task
+            contents = [str(message.get("content")).strip() for message in rollout.messages[-last:]]
+            ends[tuple(contents)].append(bool(has_failed))
+    always = {end: len(found) for end, found in ends.items() if all(found) and len(found) >= _OFTEN}
+    count = sum(sum(found) for found in ends.values())
+    if not always or len(always) == len(ends) or sum(always.values()) < _MOST_BRANCHED * count:
+        return []
+    most = sorted(always, key=lambda end: -always[end])[:3]
+    return [" to ".join(repr(text[:40]) for text in reversed(end)) for end in most]
 
 
 def slow_environment(facts: DiagnosisFacts) -> Result:
