@@ -76,8 +76,8 @@ async def test_update_weights_in_flight(server, http, chat_model, make_model, tm
         after = await client.generate(IDS, PARAMS)
         with pytest.raises(InferenceError, match="000000000000"):
             await client.update_weights(new, 9, "0" * 64)
-        await client.update_weights(old, 0, read_weights_manifest(old).checksum)
         running = await running
+        await client.update_weights(old, 0, read_weights_manifest(old).checksum)
     assert after.versions == [4] * 12
     for generation in running:
         before = generation.versions.count(0)

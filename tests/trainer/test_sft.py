@@ -263,7 +263,7 @@ def test_wrong_data_is_refused_before_torch_is_imported(
 
 def test_seq_len_beyond_rotary_positions_is_refused(tmp_path, tiny_model, chat_file):
     config = json.loads((tiny_model / "config.json").read_text())
-    (tmp_path / "model").mkdir()
+    shutil.copytree(tiny_model, tmp_path / "model")
     rope = {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}, "max_position_embeddings": 100}
     (tmp_path / "model" / "config.json").write_text(json.dumps({**config, **rope}))
     words = ("--model", "model", "--data.path", chat_file, "--output-dir", "out", "--seq-len")

@@ -18,6 +18,7 @@ from buckeye.errors import UsageError
 from buckeye.launch.preflight.trainer_checks import trainer_warnings
 from buckeye.trainer.model.attention import PACKED_ATTENTION
 from buckeye.trainer.model.policy import load_policy, make_policy
+from buckeye.trainer.model.tiny import TinySize, make_tiny_model
 from buckeye.trainer.model.trainable import FAMILIES, longest_sample, unpacked_reasons
 from buckeye.trainer.parallel.shards import empty_policy
 from tests.command import run_here
@@ -253,8 +254,13 @@ def test_samples_beyond_the_limit_of_rotary_positions_are_refused(rope, limit):
         policy.hidden_states(torch.zeros(limit + 1, dtype=torch.int64), [limit + 1])
 
 
-def test_sft_refuses_a_vision_model_and_writes_nothing(folder, tmp_path):
-    directory = folder(model_type="bloom", vision_config={"depth": 2})
+def test_sft_refuses_a_vision_model_and_writes_nothing(tmp_path):
+    directory = tmp_path / "model"
+    size = TinySize(vocab_size=300, layers=1, hidden=64)
+    make_tiny_model(directory, texts=["a b c"] * 9, size=size, seed=0)
+    config = json.loads((directory / "config.json").read_text())
+    config |= {"model_type": "bloom", "vision_config": {"depth": 2}}
+    (directory / "config.json").write_text(json.dumps(config))
     words = ["--model.name", directory, "--data.path", tmp_path / "chats.jsonl"]
     done = run_here("sft", *words, "--output-dir", tmp_path / "out", cwd=tmp_path)
     assert done.returncode == 2

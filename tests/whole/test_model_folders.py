@@ -196,7 +196,12 @@ BROKEN = {
 """Code of the error and the change of a model's folder."""
 SERVED = ("unknown rope type", "template raises", "template is not valid", "no template", "encoder")
 SERVED += ("unsupported quantization", "missing tensors", "missing layer", "wrong vocabulary size")
-SERVED += ("other head size", "another head although it is tied", "no head although it is not tied")
+SERVED += (
+    "no tokenizer",
+    "other head size",
+    "another head although it is tied",
+    "no head although it is not tied",
+)
 """Folders that vLLM may serve, or that the embedded engine refuses itself."""
 USABLE = {
     "unchanged": lambda m: None,
@@ -229,7 +234,7 @@ def project(tmp_path_factory):
     make_tiny_model(root / "tiny", texts=["a b c say 1 2 3 4"] * 20, size=size, seed=1)
     (root / "letters.py").write_text(ENVIRONMENT)
     (root / "chats.jsonl").write_text(f"{json.dumps(CHAT)}\n" * 8)
-    for folder in (root, *root.parents[:2]):
+    for folder in (root, *root.parents[:5]):
         folder.chmod(0o755)
     return root
 

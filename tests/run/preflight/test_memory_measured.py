@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 
 import memory
 
-AT_MOST = 1.25
+AT_MOST = 1.3  # the measured trainer did not yet keep a copy of the published weights
 MEASURED = [json.loads(line) for line in (Path(__file__).parent / "memory.jsonl").read_text().splitlines()]
 """Measurements, as `benchmarks/memory.py` wrote them."""
 

@@ -195,7 +195,7 @@ def test_prompts_without_a_reward_are_refused_with_the_rewards(files, rl, wordin
         ("--max-new-tokens 10", "--orchestrator.sampling.max-tokens?"),
         ("--temperature 1", "--orchestrator.sampling.temperature?"),
         ("--num-generations 8", "--orchestrator.rollouts-per-example?"),
-        ("--batch-size 8", "--orchestrator.batch-size`?"),
+        ("--batch-size 8", "--orchestrator.batch-size`"),
         ("--use-lora", "--trainer.model.experimental.lora?"),
         ("--gpu 1", "--gpus?"),
     ],

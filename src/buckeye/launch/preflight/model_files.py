@@ -63,9 +63,9 @@ def check_model_files(directory: Path, user: User) -> ModelSpec | GeneralSpec | 
     spec = _spec(directory, user)
     if config.get("quantization_config"):
         return spec
-    if isinstance(spec, ModelSpec):  # other models may store masks of attention, which are not floats
-        for file, header in headers.items():
-            _check_dtypes(file, header)
+    for file, header in headers.items():
+        known = isinstance(spec, ModelSpec)  # other models may store masks of attention, which are not floats
+        _check_dtypes(file, {name: header[name] for name in header if known or name.endswith(".weight")})
     shapes = {name: entry["shape"] for header in headers.values() for name, entry in header.items()}
     _check_index(directory, shapes)
     if user == "trainer" and EMBED not in shapes:  # transformers adds the prefix

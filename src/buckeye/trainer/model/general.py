@@ -98,6 +98,8 @@ def _packed_logits(model: PreTrainedModel, samples: list[Any]) -> Tensor | None:
     row = pack_micro_batch(samples, masks, model.device)
     try:
         model.set_attn_implementation(PACKED_ATTENTION)
+        if model.config._attn_implementation != PACKED_ATTENTION:
+            return None
         hidden = model.base_model(
             inputs_embeds=model.get_input_embeddings()(row.token_ids)[None],
             position_ids=row.position_ids[None],

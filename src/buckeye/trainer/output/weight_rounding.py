@@ -41,7 +41,7 @@ _CANARY_PROMPT = (
     "The capital of France is Paris. The capital of Italy is Rome. The capital of Spain is Madrid. One, two, "
     "three, four, five, six, seven, eight, nine,"
 )
-_CANARY_PROMPT_TOKENS = 8, 64  # minimum and maximum
+_CANARY_PROMPT_TOKENS = 8, 24  # minimum and maximum, which fits into every context
 _CANARY_TOKENS = 4
 _DROPPED_BITS = 16  # a bfloat16 is the upper half of a float32
 _CHUNK_ELEMENTS = 2**18  # number of weights that fit the cache of a processor
