@@ -14,6 +14,7 @@ from buckeye.errors import RunError, UsageError
 from buckeye.trainer.batch_loss import BatchLoss
 from buckeye.trainer.learner import Learner
 from buckeye.trainer.output.weight_rounding import round_stochastically, round_tensors
+from buckeye.trainer.output.writer import OutputWriter
 from buckeye.transport.weights import read_weights_manifest
 
 
@@ -128,7 +129,12 @@ def test_training_step_uses_the_published_weights(
         exact.append(any(not torch.equal(p, p.to(torch.bfloat16).float()) for p in parameters))
         return update(self, *args, **kwargs)
 
-    update = Learner.apply_gradient
+    def published(self, **kwargs):
+        publish(self, **kwargs)
+        self.wait_published()
+
+    update, publish = Learner.apply_gradient, OutputWriter.publish
+    monkeypatch.setattr(OutputWriter, "publish", published)
     monkeypatch.setattr(BatchLoss, "backward", compared)
     monkeypatch.setattr(Learner, "apply_gradient", stepped)
     model = {"compute_dtype": compute}
