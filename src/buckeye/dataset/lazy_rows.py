@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from abc import abstractmethod
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,6 +22,8 @@ _decode = msgspec.json.Decoder().decode
 _decode_list = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _INVALID = (msgspec.MsgspecError, ValueError, RecursionError)
 _BLOCK_BYTES = 2**20
+_KEPT_BYTES = 2**26
+"""Size of the largest file whose text stays in memory, so that a user may edit it during a run."""
 _BATCH = 1024
 """Number of rows of a Parquet table that are converted at once."""
 
@@ -46,12 +49,16 @@ class LazyRows(Sequence[Row]):
         numbers = range(len(self))[index]
         return self._row(numbers) if isinstance(numbers, int) else [self._row(number) for number in numbers]
 
+    @abstractmethod
     def _row(self, index: int) -> Row:
-        raise NotImplementedError
+        """Return the row `index`, from 0."""
 
 
 class JsonRows(LazyRows):
-    """Rows of a JSON Lines file, or of a JSON file with a list. Only their places are in memory."""
+    """Rows of a JSON Lines file, or of a JSON file with a list. A large file is not kept in memory.
+
+    A large file must not change while it is used.
+    """
 
     def __init__(self, path: Path, places: _Places) -> None:
         self.names = tuple(places.names)
@@ -59,6 +66,8 @@ class JsonRows(LazyRows):
         self._places = places
         self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         self._state = self._read_state()
+        size = self._state[0]
+        self._text = os.pread(self._file, size, 0) if size <= _KEPT_BYTES else None
 
     def __del__(self) -> None:
         if hasattr(self, "_file"):
@@ -81,6 +90,8 @@ class JsonRows(LazyRows):
         return Row(_decode(text), f"{self._path}:{places.lines[index]}")
 
     def _read(self, start: int, length: int) -> bytes:
+        if self._text is not None:
+            return self._text[start : start + length]
         if self._read_state() != self._state:
             hint = "do not change the files of a dataset while they are used; start again"
             raise UsageError(f"{self._path} has changed", code="BK-DATA-FORMAT", hint=hint)

@@ -18,9 +18,8 @@ from buckeye.launch.preflight.model import ModelShape
 
 TURNS = "colocate"
 _USABLE_SHARE = 0.95
-_RESERVE = (
-    2 * 2**30
-)  # bytes for activations of a prompt and for libraries, as in inference/engine/kv_cache.py
+# bytes for activations of a prompt and for libraries, as in inference/engine/kv_cache.py
+_RESERVE = 2 * 2**30
 _KEPT = ("weights (float32)", "frozen weights", "reference model", "optimizer", "program")
 """Beginnings of the parts of the trainer's memory that stay in use between steps."""
 _OPTIMIZER = "optimizer"
