@@ -265,7 +265,7 @@ def _refuse_occupied(request: EvalRequest) -> None:
             raise UsageError(
                 f"{request.output_dir} already has an evaluation",
                 code="BK-FILE-EXISTS",
-                hint="pass --resume to continue it, or another directory with --output-dir",
+                hint="to continue it with equal settings, pass --resume; for others, another --output-dir",
             )
     elif request.output_dir.exists() and any(request.output_dir.iterdir()):
         raise UsageError(

@@ -98,6 +98,16 @@ def test_hostile_files_get_a_verdict_without_leaks(folder, state, score, explana
     assert (folder / "own.db").read_bytes() == before
 
 
+def test_a_query_that_does_not_fit_its_database_is_no_verdict(folder):
+    with pytest.raises(GraderError):
+        graded({"state": {"database": "own.db", "query": "SELECT y FROM t", "rows": []}}, folder)
+
+
+def test_a_missing_table_is_a_verdict(folder):
+    query = {"state": {"database": "own.db", "query": "SELECT x FROM orders", "rows": []}}
+    assert graded(query, folder).score == 0
+
+
 def test_deep_and_long_calls_score_0(folder):
     deep = {"x": 1}
     for _ in range(400):
@@ -163,7 +173,7 @@ def test_python_grader_returns_score_or_raises(folder, tmp_path):
     assert graded({"python": "check.py:there"}, folder, files=tmp_path).score == 1.0
     for function, message in (
         ("fails", r"KeyError: 'key' \(check.py:9\)"),
-        ("leaves", "ended with exit code 0, without a result"),
+        ("leaves", "exited with code 0 and without a result"),
         ("words", r"words \(check.py:12\) returned 'good': expected a number"),
         ("hangs", "no result within 1 s"),
     ):

@@ -22,6 +22,7 @@ from buckeye.mcp.grading.schema import StateGrader
 _MAX_TEXT_BYTES = 16 * 2**20
 _MAX_DATABASE_BYTES = 2**30
 _WORKDIR = "{workdir}/"
+_UNFIT_QUERY = ("no such column", "no such function")
 
 
 class StateFileError(Exception):
@@ -29,7 +30,10 @@ class StateFileError(Exception):
 
 
 def judge_state(grader: StateGrader, folder: Path) -> GraderVerdict:
-    """Return the verdict on a file or a database in a rollout's folder."""
+    """Return the verdict on a file or a database in a rollout's folder.
+
+    Raises sqlite3.Error for a query that does not fit the database, for example with an unknown column.
+    """
     try:
         if grader.file is not None:
             return _judge_file(grader, folder, grader.file.removeprefix(_WORKDIR))
@@ -118,6 +122,8 @@ def _judge_database(grader: StateGrader, folder: Path, name: str) -> GraderVerdi
         try:
             rows = run_query(copy, grader.query, grader.parameters)
         except (sqlite3.Error, ValueError, OverflowError) as error:
+            if str(error).startswith(_UNFIT_QUERY):  # no verdict: the query may be wrong for every rollout
+                raise
             raise StateFileError(f"{name}: the query failed: {error}") from None
     if grader.rows is None:
         value = rows[0][0] if len(rows) == 1 and len(rows[0]) == 1 else rows
