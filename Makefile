@@ -9,7 +9,7 @@ PYTEST := OMP_WAIT_POLICY=passive $(BIN)/pytest -n $(WORKERS) --dist loadfile
 TESTS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check format test test-all wording reference audit mutants
+.PHONY: help setup demo check docs format test test-all wording reference audit mutants
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -20,14 +20,18 @@ setup:  ## Make .venv with everything that training and developing need
 demo: setup  ## Train a small model on Dakota grammar and show that it got better (about ten minutes)
 	@$(BIN)/buckeye demo
 
-check: setup  ## Format, lint, language, types, import directions, uv.lock
+check: setup  ## Format, lint, language, types, import directions, links of docs/, uv.lock
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/codespell $$(git ls-files src docs tools benchmarks README.md CONTRIBUTING.md CHANGELOG.md)
 	$(BIN)/python tools/prose.py
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	NO_MKDOCS_2_WARNING=1 LLMS_TXT=false $(BIN)/mkdocs build --site-dir .cache/site
 	$(BIN)/uv lock --quiet --check
+
+docs: setup  ## Build the pages of docs/ as a site in site/; a broken link is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 format: setup  ## Format the code and apply the safe fixes
 	$(BIN)/ruff format .

@@ -2,9 +2,12 @@
 
 import json
 
+import pytest
+
 from buckeye.config.load import load_with_warnings, to_json
 from buckeye.config.rl import RLConfig
 from buckeye.launch.changed_settings import changed_settings, record_config
+from buckeye.launch.preflight.turns import choose_colocation
 
 REMOVED = {
     "bench": False,
@@ -45,3 +48,21 @@ def test_removed_settings_are_not_changes_of_a_run(load, folder):
     path.write_text(json.dumps(_merged(json.loads(path.read_text()), {"bench": True, "log": {"file": True}})))
     assert changed_settings(config.output_dir, config) == []
     assert changed_settings(config.output_dir, load(RLConfig, *words, "--seq-len", "99"))
+
+
+@pytest.mark.parametrize("gpus", [[], [0], [0, 1]])
+def test_choices_of_the_launcher_are_not_changes_of_a_run(load, folder, gpus):
+    words = ["--trainer", "--orchestrator", "--inference", "--output-dir", "run"]
+    config = load(RLConfig, *words)
+    chosen = choose_colocation(config, gpus)
+    if chosen.colocate:
+        cache = {"kv_cache_gb": 9.5, "gpu_memory_utilization": 0.5}
+        update = {"colocate_offload": "weights", "inference": chosen.inference.model_copy(update=cache)}
+        chosen = chosen.model_copy(update=update)
+    assert chosen.colocate is (len(gpus) == 1)
+    record_config(chosen)
+    assert changed_settings(config.output_dir, config) == []
+    other = changed_settings(config.output_dir, load(RLConfig, *words, "--colocate", "false"))
+    assert ("colocate: true -> false" in other) is (len(gpus) == 1)
+    longer = load(RLConfig, *words, "--trainer.optim.lr", "1e-3")
+    assert changed_settings(config.output_dir, longer) == ["trainer.optim.lr: 1e-06 -> 0.001"]

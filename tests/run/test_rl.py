@@ -88,6 +88,7 @@ def test_resumed_run_equals_uninterrupted_run(finished, runner):
 
 
 @pytest.mark.e2e
+@pytest.mark.smoke
 def test_resume_that_is_stopped_early_records_its_flags(finished, runner):
     out = runner.root / "out"
     shutil.copytree(finished.root / "out", out)

@@ -29,6 +29,10 @@ the user stops it before that.
 _START_SETTINGS = {"clean", "dry_run", "output_dir", "resume", "resume_step"}
 """Settings that affect how or where a run starts, and not its result."""
 
+_WITH_COLOCATE = ("inference_gpu_ids", "trainer_gpu_ids", "max_async_level")
+_WITH_OFFLOAD = ("colocate_offload", "kv_cache_gb", "gpu_memory_utilization")
+"""Settings that the launcher chooses for a colocated run. The names are without their sections."""
+
 
 @dataclass(frozen=True, slots=True)
 class SettingChange:
@@ -138,7 +142,8 @@ def to_recorded_form(config: RLConfig) -> RLConfig:
 def changed_settings(output_dir: Path, config: RLConfig) -> list[str]:
     """Return one line `KEY: OLD -> NEW` per setting that had another value in the newest attempt.
 
-    Secrets are not compared. Raises UsageError if the recorded configuration cannot be read.
+    Secrets, and values that the launcher chooses because a setting is `auto`, are not compared. Raises
+    UsageError if the recorded configuration cannot be read.
     """
     path = output_dir / RECORDED_CONFIG
     try:
@@ -150,11 +155,25 @@ def changed_settings(output_dir: Path, config: RLConfig) -> list[str]:
             at=str(path),
             hint="restore this file, or start a new run in another `--output-dir`",
         ) from error
-    current = to_recorded_form(config).model_dump(mode="json")
-    return [
-        f"{key}: {json.dumps(old)} -> {json.dumps(new)}"
-        for key, old, new in distinct_changes(compare_settings(_completed(recorded), current))
+    former, current = _completed(recorded), to_recorded_form(config).model_dump(mode="json")
+    chosen = _chosen_settings(former, current)
+    changes = [
+        change
+        for change in compare_settings(former, current)
+        if not any(part in chosen for part in change[0].split("."))
     ]
+    return [f"{key}: {json.dumps(old)} -> {json.dumps(new)}" for key, old, new in distinct_changes(changes)]
+
+
+def _chosen_settings(former: Mapping[str, Any], current: Mapping[str, Any]) -> set[str]:
+    """Return the names of the settings that the launcher chose in `former`."""
+    is_colocated, is_auto = former.get("colocate") is True, current["colocate"] == "auto"
+    chosen = {"colocate"} if is_auto else set[str]()
+    if is_colocated and is_auto:
+        chosen.update(_WITH_COLOCATE)
+    if is_colocated and current["colocate_offload"] == "auto":
+        chosen.update(_WITH_OFFLOAD)
+    return chosen
 
 
 def compare_settings(settings: Any, others: Any) -> list[tuple[str, Any, Any]]:

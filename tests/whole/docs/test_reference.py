@@ -7,7 +7,7 @@ from tests.places import ROOT
 from tests.whole.docs.reference_tool import reference
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-LIMITS = {"pages": 35, "words": 35_000, "words of the README": 700}
+LIMITS = {"pages": 38, "words": 36_000, "words of the README": 700}
 
 
 @pytest.mark.parametrize("name", reference.PAGES)

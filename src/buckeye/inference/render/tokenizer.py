@@ -28,10 +28,11 @@ _CLASSES = {
 def load_tokenizer(model_path: str) -> Any:
     """Load the tokenizer of a local directory or a Hub id, as `AutoTokenizer` does.
 
-    Raise `InferenceError` if the tokenizer cannot be loaded.
+    Raise `InferenceError` if the tokenizer cannot be loaded, and `ModuleNotFoundError` without transformers.
     """
+    loader = _tokenizer_class(Path(model_path))
     try:
-        tokenizer = _tokenizer_class(Path(model_path)).from_pretrained(model_path)
+        tokenizer = loader.from_pretrained(model_path)
         tokenizer.decode(tokenizer.encode("a b"))  # invalid settings raise errors only here
         return tokenizer
     # transformers raises many exceptions for a directory without a usable tokenizer

@@ -280,9 +280,11 @@ def check_tokenizer(config: RLConfig) -> Check:
         return skipped(TOKENIZER, "the model is not on this machine")
     try:
         problem = check_tokenizer_files(path)
+        check = check_template(path)
+    except ModuleNotFoundError as error:  # the base install, which reports the missing extra elsewhere
+        return skipped(TOKENIZER, f"{error.name} is not installed")
     except BuckeyeError as error:
         return failed_with(TOKENIZER, error)
-    check = check_template(path)
     if check.state != "ok" or problem is None:
         return check
     return warning(TOKENIZER, problem, "copy the tokenizer that belongs to the model")

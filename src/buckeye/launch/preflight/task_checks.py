@@ -54,6 +54,8 @@ def check_tasks(
     except BuckeyeError as error:
         yield failed_with("tokenizer", error)
         renderer = None
+    except ModuleNotFoundError:  # the check of the tokenizer reports it
+        renderer = None
     template = renderer.template if renderer is not None else None
     yield from _check_environments(config, opener, template, renderer)
 
