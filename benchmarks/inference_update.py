@@ -1,23 +1,29 @@
-"""Cost of new weights: the pause of running requests, and the time from publishing to use."""
+"""Cost of new weights, by files and broadcast: pause of requests, and time from publishing to use."""
 
 from __future__ import annotations
 
 import asyncio
-import shutil
 import statistics
 import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
-import torch
 from inference_load import KEY, Endpoint, Streams, random_prompts
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from buckeye.base.process import run_identity
 from buckeye.inference.client import InferenceClient
-from buckeye.transport.weights import publish_weights, read_weights_manifest
+from buckeye.trainer.output.broadcast import Broadcaster
+from buckeye.trainer.output.stored_weights import StoredWeights, read_stored_weights
+from buckeye.transport.broadcast_group import sha256_of
+from buckeye.transport.weights import make_manifest, publish_weights, read_weights_manifest
+from buckeye.transport.weights_offer import find_offer
 
 UPDATE_COLUMNS = (
+    "transport",
     "streams in flight",
     "time between tokens, ms",
     "pause of an update, ms",
@@ -28,52 +34,83 @@ UPDATE_COLUMNS = (
 _UPDATES = 5
 _STREAMS = (1, 16)
 _NEW_TOKENS = 900
+_FACTS: dict[str, Any] = {"identity": run_identity(), "dtype": "float32"}
+Update = Callable[[int], Awaitable[float]]
 
 
 async def measure_updates(endpoint: Endpoint, model: Path, folder: Path, vocab: int) -> list[tuple[str, ...]]:
     """Return a row of UPDATE_COLUMNS for each number of streams; values are medians over updates."""
     tensors = load_file(model / "model.safetensors")
+    stored = read_stored_weights(model, tensors, str, pinned=False)
+    assert stored is not None
+    for tensor_name, tensor in tensors.items():
+        stored.tensors[tensor_name].copy_(tensor)
     url = f"http://127.0.0.1:{endpoint.port}"
     rows = []
     async with InferenceClient([url], api_key=KEY, timeout=60, model=endpoint.model) as client:
         await client.wait_ready(60)
+        run = Run(client, endpoint, folder, stored, vocab)
         for count in _STREAMS:
-            figures = [
-                await _update(client, endpoint, model, folder, tensors, vocab, count) for _ in range(_UPDATES)
-            ]
-            medians = [statistics.median(column) * 1e3 for column in zip(*figures, strict=True)]
-            rows.append((str(count), *(f"{figure:.1f}" for figure in medians)))
+            figures: dict[Update, list[tuple[float, ...]]] = {run.load_files: [], run.broadcast: []}
+            for _ in range(_UPDATES):  # in turn, because the load of the machine changes
+                for update in figures:
+                    figures[update].append(await run.measure(update, count))
+            for update, name in zip(figures, ("files", "broadcast"), strict=True):
+                columns = zip(*figures[update], strict=True)
+                medians = [f"{statistics.median(column) * 1e3:.1f}" for column in columns]
+                rows.append((name, str(count), *medians))
     return rows
 
 
-async def _update(
-    client: InferenceClient,
-    endpoint: Endpoint,
-    model: Path,
-    folder: Path,
-    tensors: dict[str, torch.Tensor],
-    vocab: int,
-    count: int,
-) -> tuple[float, float, float, float, float]:
-    """Return seconds between two tokens, of the extra gap, of publishing, of updating, and of both."""
-    info = await client.replicas[0].call("GET", "/weight_info")
-    version = int(info["weight_version"]) + 1
-    async with Streams(endpoint, random_prompts(count, vocab, seed=version), _NEW_TOKENS) as streams:
-        await streams.more(30)
-        began = time.perf_counter()
+@dataclass(frozen=True)
+class Run:
+    """Trainer and orchestrator of one server, which get new weights to it."""
 
-        def fill(directory: Path) -> None:
-            save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
-            shutil.copy(model / "config.json", directory)
+    client: InferenceClient
+    endpoint: Endpoint
+    folder: Path
+    stored: StoredWeights
+    vocab: int
 
+    async def load_files(self, version: int) -> float:
+        """Publish files, and let the server load them. Return the time at which they were published."""
         path = await asyncio.to_thread(  # arrivals must be recorded meanwhile
-            publish_weights, folder / "weights", version, fill, identity=run_identity(), dtype="float32"
+            publish_weights, self.folder / "weights", version, self.stored.write, **_FACTS, durable=False
         )
         published = time.perf_counter()
-        await client.update_weights(path, version, read_weights_manifest(path).checksum)
-        ended = time.perf_counter()
-        await streams.more(10)
-        gaps = [(a, b) for times in streams.arrivals for a, b in pairwise(times)]
-    typical = statistics.median(b - a for a, b in gaps if b < began)
-    longest = max(b - a for a, b in gaps if b > published and a < ended)
-    return typical, max(0.0, longest - typical), published - began, ended - published, ended - began
+        await self.client.update_weights(path, version, read_weights_manifest(path).checksum)
+        return published
+
+    async def broadcast(self, version: int) -> float:
+        """Offer the weights, and let the server receive them. Return the time at which they were offered."""
+        sender = Broadcaster(self.folder, "broadcast", obstacle=None)
+
+        def offer() -> None:
+            manifest = make_manifest(version, sha256_of(self.stored.files), **_FACTS)
+            sender.offer(manifest, self.stored.files)
+
+        await asyncio.to_thread(offer)
+        published = time.perf_counter()
+        found = find_offer(self.folder, identity=_FACTS["identity"])
+        assert found is not None
+        accepted = self.client.accept_offer(self.folder, found)
+        path, checksum = self.folder / "weights" / f"step_{version}", found.manifest.checksum
+        await self.client.update_weights(path, version, checksum, broadcast=accepted)
+        await asyncio.to_thread(sender.finish)
+        return published
+
+    async def measure(self, update: Update, count: int) -> tuple[float, ...]:
+        """Return seconds between two tokens, of the extra gap, of publishing, of updating, and of both."""
+        info = await self.client.replicas[0].call("GET", "/weight_info")
+        version = int(info["weight_version"]) + 1
+        prompts = random_prompts(count, self.vocab, seed=version)
+        async with Streams(self.endpoint, prompts, _NEW_TOKENS) as streams:
+            await streams.more(30)
+            began = time.perf_counter()
+            published = await update(version)
+            ended = time.perf_counter()
+            await streams.more(10)
+            gaps = [(a, b) for times in streams.arrivals for a, b in pairwise(times)]
+        typical = statistics.median(b - a for a, b in gaps if b < began)
+        longest = max(b - a for a, b in gaps if b > published and a < ended)
+        return typical, max(0.0, longest - typical), published - began, ended - published, ended - began

@@ -24,7 +24,7 @@ def publish(root, step, identity=ME):
 
 
 def watcher(root, updates, possible=lambda: 5, check=lambda: None, due=lambda: None):
-    async def update_weights(path, version, checksum, canary, adapter):
+    async def update_weights(path, version, checksum, **_):
         updates.append((version, path.name))
 
     client = SimpleNamespace(update_weights=update_weights, check=check)

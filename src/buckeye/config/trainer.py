@@ -232,7 +232,7 @@ SchedulerConfig = Annotated[
 
 
 class WeightsConfig(BaseConfig):
-    """Format of weights for inference."""
+    """Format and transport of weights for inference."""
 
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Data type of stored weights. auto: the compute type of the trainer. An engine with a smaller type
@@ -240,6 +240,9 @@ class WeightsConfig(BaseConfig):
     rounding: Literal["auto", "nearest", "stochastic"] = "auto"
     """Rounding of float32 weights. nearest loses changes below half a unit in the last place. stochastic
     keeps them on average, and requires bfloat16. auto: stochastic for bfloat16 on a CPU, nearest on a GPU."""
+    transport: Literal["auto", "files", "broadcast"] = "auto"
+    """Way of new weights to the engines: files in output_dir, or a broadcast from memory. auto: broadcast if
+    writing the files takes longer. Files are written in both cases; adapters and colocate use files."""
     measure_interval: PositiveInt | None = 20
     """Steps between two measurements of the part of the update that the stored weights contain. Before the
     first of these steps, steps 1, 2, 4, ... are also measured. None: off."""
@@ -337,7 +340,7 @@ class TrainerConfig(TrainingConfig):
     epochs_per_batch: PositiveInt = 1
     """Number of passes over each batch. The updates of a batch are one step, with one learning rate."""
     weights: WeightsConfig = WeightsConfig()
-    """Format of weights for inference."""
+    """Format and transport of weights for inference."""
     trained: TrainedBatchesConfig = TrainedBatchesConfig()
     """Trained batches to keep, so that `rl replay` can repeat a step."""
     max_steps: PositiveInt | None = None

@@ -12,9 +12,10 @@ from buckeye.base import heartbeat
 from buckeye.base.process import RunIdentity
 from buckeye.base.storage import step_directory
 from buckeye.errors import FinalRunError, RunError
-from buckeye.inference.client import InferenceClient
+from buckeye.inference.client import Broadcast, InferenceClient
 from buckeye.transport.restart_requests import request_restart
 from buckeye.transport.weights import newest_weights, read_weights_manifest, verify_weights
+from buckeye.transport.weights_offer import find_offer
 
 log = logging.getLogger(__name__)
 
@@ -91,9 +92,10 @@ class WeightsWatcher:
         """
         while True:
             self._client.check()
-            target = self._next()
-            if target is not None and target[0] > self.version:
-                await self._update(*target)
+            if not await self._receive():
+                target = self._next()
+                if target is not None and target[0] > self.version:
+                    await self._update(*target)
             await asyncio.sleep(_POLL_SECONDS)
 
     def _next(self) -> tuple[int, Path] | None:
@@ -105,6 +107,20 @@ class WeightsWatcher:
         if newest is None or due is None or newest[0] <= due:
             return newest
         return due, step_directory(self._root, due)
+
+    async def _receive(self) -> bool:
+        """Update the engines to the version that the trainer offers. Return False without an offer."""
+        offer, due = find_offer(self._root.parent, identity=self._identity), self._due()
+        if offer is None:
+            return False
+        version = offer.manifest.step
+        if version <= self.version or (due is not None and version > due):
+            return False
+        broadcast = self._client.accept_offer(self._root.parent, offer)
+        if broadcast is None:
+            return False
+        await self._update(version, step_directory(self._root, version), broadcast)
+        return True
 
     async def wait_for_version(self, version: int, timeout: float) -> None:
         """Wait until the engines have `version` or a newer one.
@@ -126,7 +142,7 @@ class WeightsWatcher:
                 )
             await asyncio.sleep(_POLL_SECONDS)
 
-    async def _update(self, version: int, path: Path) -> None:
+    async def _update(self, version: int, path: Path, broadcast: Broadcast | None = None) -> None:
         if version > self._newest_possible():
             raise FinalRunError(
                 f"{path} is newer than the last step of this run: it is from an earlier run",
@@ -135,9 +151,14 @@ class WeightsWatcher:
             )
         log.info("Updating weights to weight checkpoint %d", version)
         started = time.monotonic()
-        manifest = read_weights_manifest(path)
+        manifest = read_weights_manifest(path) if broadcast is None else broadcast.offer.manifest
         await self._client.update_weights(
-            path, version, manifest.checksum, canary=manifest.canary, adapter=manifest.adapter
+            path,
+            version,
+            manifest.checksum,
+            canary=manifest.canary,
+            adapter=manifest.adapter,
+            broadcast=broadcast,
         )
         self.update_seconds += time.monotonic() - started
         self.version = version

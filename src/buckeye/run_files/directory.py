@@ -29,6 +29,7 @@ from buckeye.monitor.tracker_threads import TRACKER_FOLDERS
 from buckeye.run_files.events import EVENTS_FILE
 from buckeye.run_files.record import ACTIVE_STATES, STATUS_FILE, read_record
 from buckeye.transport.restart_requests import RESTART_FOLDER
+from buckeye.transport.weights_offer import BROADCAST_FOLDER
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +44,7 @@ STOP_FILE = "stop"
 _POLL_SECONDS = 2.0
 _RUN_CONTENT = (
     "batches",
+    BROADCAST_FOLDER,
     "checkpoints",
     "configs",
     EVENTS_FILE,

@@ -67,6 +67,28 @@ def combined_checksum(files: dict[str, str]) -> str:
     return hashlib.sha256(lines.encode()).hexdigest()
 
 
+def make_manifest(
+    step: int,
+    files: Mapping[str, str],
+    *,
+    identity: RunIdentity,
+    dtype: str,
+    canary: Canary | None = None,
+    adapter: bool = False,
+) -> WeightsManifest:
+    """Return the manifest of version `step`. `files` has the SHA-256 of each safetensors file."""
+    return WeightsManifest(
+        run_id=identity.run_id,
+        attempt=identity.attempt,
+        step=step,
+        dtype=dtype,
+        files=dict(files),
+        checksum=combined_checksum(dict(files)),
+        canary=canary,
+        adapter=adapter,
+    )
+
+
 def publish_weights(
     root: Path,
     step: int,
@@ -99,16 +121,7 @@ def publish_weights(
                 f"the weights of step {step} cannot be published: no .safetensors file was written",
                 code="BK-WEIGHTS-DAMAGED",
             )
-        manifest = WeightsManifest(
-            run_id=identity.run_id,
-            attempt=identity.attempt,
-            step=step,
-            dtype=dtype,
-            files=files,
-            checksum=combined_checksum(files),
-            canary=canary,
-            adapter=adapter,
-        )
+        manifest = make_manifest(step, files, identity=identity, dtype=dtype, canary=canary, adapter=adapter)
         (directory / MANIFEST).write_text(json.dumps(asdict(manifest), indent=1), encoding="utf-8")
 
     final = storage.step_directory(root, step)

@@ -23,9 +23,10 @@ from buckeye.inference.client.fleet import Fleet
 from buckeye.inference.client.replica import Replica, ReplicaLostError, gather_results
 from buckeye.inference.client.router import Router
 from buckeye.inference.client.sleep import Sleep
-from buckeye.inference.client.weight_update import TargetWeights
+from buckeye.inference.client.weight_update import Broadcast, TargetWeights
 from buckeye.inference.types import Generation, SamplingParams
 from buckeye.transport.weights import Canary
+from buckeye.transport.weights_offer import WeightsOffer
 
 _RECOVERY_SECONDS = 60.0
 _HEARTBEAT_SECONDS = 60.0  # an engine does not reply while it computes a long prompt on a slow CPU
@@ -215,6 +216,13 @@ class InferenceClient:
         ]
         return [generation for part in await gather_results(calls) for generation in part]
 
+    def accept_offer(self, run: Path, offer: WeightsOffer) -> Broadcast | None:
+        """Accept the trainer's offer of a broadcast for all servers that are up.
+
+        Return None if one of them cannot receive weights in memory, or if the offer was withdrawn.
+        """
+        return self._fleet.accept_offer(run, offer)
+
     async def update_weights(
         self,
         path: Path,
@@ -223,11 +231,13 @@ class InferenceClient:
         *,
         canary: Canary | None = None,
         adapter: bool = False,
+        broadcast: Broadcast | None = None,
     ) -> None:
         """Update all servers that are up, concurrently, to the weights in `path`.
 
         With `adapter`, `path` contains an adapter for the initial model of the servers. Running requests
-        continue with the new weights. An excluded server is updated before it is used again.
+        continue with the new weights. An excluded server is updated before it is used again. With a
+        `broadcast`, the servers receive the weights in memory; a server that fails reads files.
 
         Each server must report `version` and `checksum`, and its log-probs must match the `canary`. A busy
         server is compared with the canary after this method returns. A server that fails is excluded. Raise
@@ -241,6 +251,7 @@ class InferenceClient:
             canary=canary,
             adapter=adapter,
             keep_kv_cache=self._keep_kv_cache,
+            broadcast=broadcast,
         )
         await self._fleet.update(target)
 

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import time
 from collections.abc import Callable
+from itertools import accumulate
+from pathlib import Path
+from urllib.parse import urlsplit
 
+from buckeye.base.request_gate import is_loopback
 from buckeye.errors import InferenceError
 from buckeye.inference.client.canary import CanaryResult
 from buckeye.inference.client.replica import Replica, ReplicaLostError, gather_results
 from buckeye.inference.client.router import Router
 from buckeye.inference.client.sleep import Sleep, put_to_sleep
-from buckeye.inference.client.weight_update import TargetWeights, load_weights, run_canary
+from buckeye.inference.client.weight_update import Broadcast, TargetWeights, load_weights, run_canary
 from buckeye.monitor.log import SUCCESS
 from buckeye.monitor.verdicts import is_power_of_ten
+from buckeye.transport.weights_offer import AcceptedGroup, WeightsOffer, accept_offer, store_path
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +52,7 @@ class Fleet:
         self._suspicious = 0  # comparisons of canaries with a warning
         self._refused: dict[Replica, tuple[str | None, TargetWeights | Sleep | None]] = {}
         self._wrong_results_error: InferenceError | None = None
+        self._has_told_obstacle = False
         self._recovery_timer: asyncio.TimerHandle | None = None
         self._monitors: dict[Replica, asyncio.Task[None]] = {}
         self._canary_tasks: set[asyncio.Task[None]] = set()
@@ -118,6 +125,24 @@ class Fleet:
         while not any(replica.is_up for replica in self._replicas):
             self._router.check()
             await asyncio.sleep(_REVIVE_SECONDS)
+
+    def accept_offer(self, run: Path, offer: WeightsOffer) -> Broadcast | None:
+        """Accept an offer as documented in `InferenceClient`."""
+        replicas = [replica for replica in self._replicas if replica.is_up]
+        unable = next((replica.url for replica in replicas if not replica.receivers), None)
+        if unable is not None or not replicas:
+            if unable is not None and not self._has_told_obstacle:
+                self._has_told_obstacle = True
+                log.info("Engines get new weights by files: %s cannot receive a broadcast", unable)
+            return None
+        ends = list(accumulate((replica.receivers for replica in replicas), initial=1))
+        hosts = [urlsplit(replica.url).hostname or "" for replica in replicas]
+        loopback = offer.host == socket.gethostname() and all(map(is_loopback, hosts))
+        group = AcceptedGroup(size=ends[-1], loopback=loopback)
+        if not accept_offer(run, offer, group):
+            return None
+        ranks = dict(zip(replicas, ends, strict=False))
+        return Broadcast(offer=offer, store=store_path(run, offer.store), ranks=ranks, group=group)
 
     async def sleep(self, target: Sleep) -> None:
         """Put all servers to sleep until the next `update`. Wait for those that are down."""

@@ -90,6 +90,8 @@ class Replica:
         """Number of times that the server was excluded."""
         self.can_sleep = False
         """True if the server can release its memory. Otherwise its sleep is only a pause."""
+        self.receivers = 0
+        """Number of workers of the server if each can receive weights in memory, else 0."""
         self.wake_seconds = 0.0
         """Total seconds in which the server restored its memory."""
         self.max_num_seqs: int | None = None
@@ -235,12 +237,14 @@ class Replica:
         return self.parse_reply("/collective_rpc", lambda: [dict(worker) for worker in reply["results"]])
 
     async def identify(self, *, timeout: float) -> str:
-        """Return the id of the server process, and set `max_num_seqs` and `can_sleep`.
+        """Return the id of the server process, and set `max_num_seqs`, `can_sleep` and `receivers`.
 
         Wait up to `timeout` seconds.
         """
         workers = await self.workers(timeout=timeout)
         self.can_sleep = all(bool(worker.get("can_sleep")) for worker in workers)
+        can_receive = all(bool(worker.get("can_receive")) for worker in workers)
+        self.receivers = len(workers) if can_receive else 0
         counts = {worker.get("max_num_seqs") for worker in workers}
         self.max_num_seqs = min((n for n in counts if isinstance(n, int) and n > 0), default=None)
         return ",".join(sorted(str(worker.get("process", worker.get("pid"))) for worker in workers))

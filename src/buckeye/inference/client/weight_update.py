@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -13,16 +14,43 @@ from urllib.parse import urlsplit
 from buckeye.base.request_gate import is_loopback
 from buckeye.errors import InferenceError
 from buckeye.inference.client.canary import CanaryResult, compare_canary
-from buckeye.inference.client.replica import Replica
+from buckeye.inference.client.replica import Replica, ReplicaLostError
 from buckeye.inference.client.sleep import wake_up
 from buckeye.transport.weights import Canary
+from buckeye.transport.weights_offer import AcceptedGroup, WeightsOffer, broadcast_seconds
+
+log = logging.getLogger(__name__)
 
 _ARRIVAL_SECONDS = 600.0
 _ARRIVAL_POLL_SECONDS = 0.05
 _VERIFIED_POLL_SECONDS = 0.005
+_PREPARE_SECONDS = 60.0
+"""Time of a server to join a broadcast before it, and to read the received weights after it."""
 
 ADAPTER = "buckeye-adapter"
 """Name under which servers load the LoRA adapter of a run."""
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class Broadcast:
+    """Group that receives offered weights in memory. A replica with a rank in `ranks` takes part, once."""
+
+    offer: WeightsOffer
+    store: Path
+    ranks: dict[Replica, int]
+    group: AcceptedGroup
+    has_warned: bool = False
+
+    def info(self, rank: int) -> dict[str, Any]:
+        """Return the place of a server whose first worker has `rank`, as the server expects it."""
+        return {
+            "store": str(self.store.absolute()),
+            "rank": rank,
+            **asdict(self.group),
+            "seconds": broadcast_seconds(self.offer.sizes),
+            "manifest": asdict(self.offer.manifest),
+            "sizes": self.offer.sizes,
+        }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,7 +58,8 @@ class TargetWeights:
     """Weights that all servers must load. If `adapter`, `path` has a LoRA adapter for the initial model.
 
     With `keep_kv_cache`, running requests keep the keys and values that older weights have computed. With
-    `wakes`, the servers may sleep, and the update wakes them up.
+    `wakes`, the servers may sleep, and the update wakes them up. With `broadcast`, the files in `path` may
+    not be written yet.
     """
 
     path: Path
@@ -40,6 +69,7 @@ class TargetWeights:
     adapter: bool = False
     keep_kv_cache: bool = False
     wakes: bool = False
+    broadcast: Broadcast | None = None
 
 
 async def load_weights(replica: Replica, target: TargetWeights) -> None:
@@ -47,9 +77,11 @@ async def load_weights(replica: Replica, target: TargetWeights) -> None:
 
     Raise `InferenceError` unless all workers of the server report the new version and checksum.
     """
-    await _wait_for_arrival(replica, target)
-    if replica.is_vllm:
-        await _verify_in_workers(replica, target)
+    is_received = await _receive(replica, target)
+    if not is_received:
+        await _wait_for_arrival(replica, target)
+        if replica.is_vllm:
+            await _wait_for_workers(replica, target, "buckeye_verify")
     if target.wakes:
         await wake_up(replica, "weights")
     try:
@@ -59,7 +91,10 @@ async def load_weights(replica: Replica, target: TargetWeights) -> None:
         if replica.is_vllm or target.adapter:
             clears = "false" if target.keep_kv_cache else "true"
             await replica.call("POST", f"/pause?mode=keep&clear_cache={clears}")
-        await (_load_adapter(replica, target) if target.adapter else _load_weights(replica, target))
+        if target.adapter:
+            await _load_adapter(replica, target)
+        else:
+            await _load_weights(replica, target, is_received=is_received)
     except BaseException:
         if not target.wakes:  # an engine without a KV cache must not resume
             with contextlib.suppress(InferenceError):  # the caller needs the first error
@@ -90,9 +125,44 @@ async def load_weights(replica: Replica, target: TargetWeights) -> None:
     replica.dtype = dtypes.pop() if len(dtypes) == 1 else None
 
 
+async def _receive(replica: Replica, target: TargetWeights) -> bool:
+    """Let a server receive the target weights in memory. Return True if it has them and verified them.
+
+    If this fails, a warning is logged, and the server loads the files.
+    """
+    broadcast = target.broadcast
+    rank = None if broadcast is None else broadcast.ranks.pop(replica, None)
+    if broadcast is None or rank is None:
+        return False
+    info = broadcast.info(rank)
+    path = str(target.path.absolute())
+    try:
+        if replica.is_vllm:
+            await _call_workers(replica, "buckeye_receive", path, info)
+            await _wait_for_workers(replica, target, "buckeye_received")
+        else:
+            body = {"update_info": {"path": path, "broadcast": info}}
+            await replica.call("POST", "/start_weight_update")
+            await replica.call("POST", "/update_weights", body, timeout=info["seconds"] + _PREPARE_SECONDS)
+    except ReplicaLostError:
+        raise
+    except InferenceError as error:
+        if not broadcast.has_warned:
+            broadcast.has_warned = True
+            log.warning(
+                "Loading weights %d from files, because their broadcast failed: %s", target.version, error
+            )
+        return False
+    return True
+
+
 async def _wait_for_arrival(replica: Replica, target: TargetWeights) -> None:
-    """Wait until the weights are on the disk of the server's host, if the server is on another host."""
-    if is_loopback(urlsplit(replica.url).hostname or ""):
+    """Wait until the weights are on the disk of the server's host.
+
+    The trainer has written files that are not broadcast, so only another host must be asked for them.
+    """
+    is_here = is_loopback(urlsplit(replica.url).hostname or "")
+    if is_here and target.broadcast is None:
         return
     deadline = time.monotonic() + _ARRIVAL_SECONDS
     path = str(target.path.absolute())
@@ -108,10 +178,14 @@ async def _wait_for_arrival(replica: Replica, target: TargetWeights) -> None:
         await asyncio.sleep(_ARRIVAL_POLL_SECONDS)
 
 
-async def _verify_in_workers(replica: Replica, target: TargetWeights) -> None:
-    """Wait until vLLM's workers have verified the files of the target, while they sample."""
+async def _wait_for_workers(replica: Replica, target: TargetWeights, method: str) -> None:
+    """Wait until vLLM's workers have verified the target, in files or in memory, while they sample.
+
+    `method` returns None for a worker that is not done, then "" or the reason why it cannot load the weights.
+    """
+    path = str(target.path.absolute())
     deadline, pause = time.monotonic() + _ARRIVAL_SECONDS, _VERIFIED_POLL_SECONDS
-    while None in (problems := await _verification_problems(replica, target.path)):
+    while None in (problems := await _call_workers(replica, method, path)):
         if time.monotonic() > deadline:
             raise InferenceError(
                 f"weights version {target.version} were not verified within {_ARRIVAL_SECONDS:.0f} s",
@@ -126,10 +200,8 @@ async def _verify_in_workers(replica: Replica, target: TargetWeights) -> None:
         raise InferenceError(message, code="BK-WEIGHTS-UPDATE", at=replica.url)
 
 
-async def _verification_problems(replica: Replica, path: Path) -> list[str | None]:
-    """Return for each worker None while it verifies, then "" or the reason why it cannot load the weights."""
-    call = {"method": "buckeye_verify", "args": [str(path.absolute())]}
-    reply = await replica.call("POST", "/collective_rpc", call)
+async def _call_workers(replica: Replica, method: str, *args: Any) -> list[str | None]:
+    reply = await replica.call("POST", "/collective_rpc", {"method": method, "args": args})
     return replica.parse_reply("/collective_rpc", lambda: list(reply["results"]))
 
 
@@ -147,14 +219,16 @@ async def run_canary(
     return compare_canary(canary, target.checksum, generation, dtype=replica.dtype, previous=previous)
 
 
-async def _load_weights(replica: Replica, target: TargetWeights) -> None:
+async def _load_weights(replica: Replica, target: TargetWeights, *, is_received: bool) -> None:
     if replica.is_vllm:
         await replica.call("POST", "/init_weight_transfer_engine", {"init_info": {}})
     if replica.is_vllm and any(worker.get("updating") for worker in await replica.workers()):
         # a client ended during an update, and vLLM would crash if a second update started now
         await _finish_unchanged(replica)
-    await replica.call("POST", "/start_weight_update")
-    await replica.call("POST", "/update_weights", {"update_info": {"path": str(target.path.absolute())}})
+    if replica.is_vllm or not is_received:
+        path = str(target.path.absolute())
+        await replica.call("POST", "/start_weight_update")
+        await replica.call("POST", "/update_weights", {"update_info": {"path": path}})
     await _check_incoming(replica, target)
     body: dict[str, Any] = {"weight_version": str(target.version)}
     if not replica.is_vllm:
@@ -187,9 +261,7 @@ async def _load_adapter_into_vllm(replica: Replica, path: str) -> None:
 
 
 async def _load_in_workers(replica: Replica, path: str) -> None:
-    call = {"method": "buckeye_load_adapter", "args": [path]}
-    reply = await replica.call("POST", "/collective_rpc", call)
-    problems = replica.parse_reply("/collective_rpc", lambda: [p for p in reply["results"] if p is not None])
+    problems = [problem for problem in await _call_workers(replica, "buckeye_load_adapter", path) if problem]
     if problems:
         message = f"the server did not load the adapter {path}: {problems[0]}"
         raise InferenceError(message, code="BK-WEIGHTS-UPDATE", at=replica.url)

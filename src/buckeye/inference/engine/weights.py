@@ -165,6 +165,20 @@ class Checkpoint(LoadableWeights):
         return weight if pair is None else torch.addmm(weight.float(), pair[1], pair[0])
 
 
+class ReceivedCheckpoint(Checkpoint):
+    """Tensors that a broadcast brought, by name, and the `directory` that their files are written to."""
+
+    def __init__(self, directory: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+        self.directory = directory
+        self.replaced, self.low_rank = {}, {}
+        self._files = dict.fromkeys(tensors, directory)
+        self._tensors = tensors
+        self.shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+
+    def _stored(self, name: str) -> torch.Tensor:
+        return self._tensors[name]
+
+
 def auto_dtype(checkpoint: Checkpoint, device: torch.device) -> torch.dtype:
     """Return the default compute dtype of a checkpoint."""
     return auto_compute_dtype(sum(map(math.prod, checkpoint.shapes.values())), device)

@@ -14,15 +14,22 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
+from buckeye.base.faults import fault_point
 from buckeye.base.foreign_files import data_folder
 from buckeye.chat.openai_api import InvalidRequestError, parse_request
-from buckeye.errors import UsageError
+from buckeye.errors import TransportError, UsageError, first_line
 from buckeye.inference.engine.adapters import AdaptedCheckpoint
 from buckeye.inference.engine.engine import PauseMode, SleepTag
 from buckeye.inference.engine.general_spec import read_served_spec
-from buckeye.inference.engine.weights import Checkpoint, LoadableWeights
+from buckeye.inference.engine.weights import (
+    Checkpoint,
+    DecoderWeights,
+    LoadableWeights,
+    ReceivedCheckpoint,
+)
 from buckeye.inference.server.protocol import (
     AbortRequest,
+    BroadcastInfo,
     FinishUpdateRequest,
     LoadAdapterRequest,
     RpcRequest,
@@ -32,7 +39,13 @@ from buckeye.inference.server.protocol import (
 )
 from buckeye.inference.server.responses import json_response, read_body
 from buckeye.inference.server.service import Service
-from buckeye.transport.weights import WeightsManifest, find_weights_manifest, verify_weights
+from buckeye.transport.broadcast_group import BroadcastGroup, split_safetensors
+from buckeye.transport.weights import (
+    WeightsManifest,
+    combined_checksum,
+    find_weights_manifest,
+    verify_weights,
+)
 
 PAUSE_QUERY = {
     "mode": {"enum": list(get_args(PauseMode)), "default": "abort"},
@@ -163,17 +176,25 @@ class WeightUpdate:
 
     def __init__(self) -> None:
         self._checked: tuple[LoadableWeights, WeightsManifest] | None = None
+        self._starts = 0
 
     async def start(self, service: Service, request: Request) -> Response:
         """Start a weight update. An earlier update that is not finished is dropped."""
         self._checked = None
+        self._starts += 1
         return json_response({"status": "started"})
 
     async def update(self, service: Service, request: Request) -> Response:
-        """Check new weights (manifest, checksums, architecture, shapes) and read them."""
-        body = parse_request(await read_body(request), UpdateRequest)
-        self._checked = await asyncio.to_thread(_open_weights, service, body.update_info.path)
-        return json_response({"status": "updated", "checksum": self._checked[1].checksum})
+        """Check new weights (manifest, checksums, architecture, shapes) and read or receive them."""
+        info, start = parse_request(await read_body(request), UpdateRequest).update_info, self._starts
+        if info.broadcast is None:
+            checked = await asyncio.to_thread(_open_weights, service, info.path)
+        else:
+            checked = await asyncio.to_thread(_receive_weights, service, Path(info.path), info.broadcast)
+        if self._starts != start:
+            raise InvalidRequestError("another weight update was started", hint="retry this update")
+        self._checked = checked
+        return json_response({"status": "updated", "checksum": checked[1].checksum})
 
     async def finish(self, service: Service, request: Request) -> Response:
         """Replace the engine's weights by the new ones, and set the version of the weights.
@@ -188,9 +209,11 @@ class WeightUpdate:
             )
         weights, manifest = self._checked
         version = _parse_version(body.weight_version, manifest.step, "weight_version")
+        fault_point("weights.swap")
         await asyncio.wrap_future(
             service.engine.install_weights(weights, version, keep_kv_cache=body.keep_kv_cache)
         )
+        fault_point("weights.swapped")
         service.checksum, service.adapter = manifest.checksum, None
         self._checked = None
         return json_response({"status": "finished", "weight_version": str(version)})
@@ -216,6 +239,7 @@ class WeightUpdate:
             "dtype": service.dtype,
             "max_num_seqs": service.engine.running.slots,
             "can_sleep": True,
+            "can_receive": isinstance(service.engine.decoder.weights, DecoderWeights),
             "published": published and published.checksum,
         }
         return json_response({"results": [worker]})
@@ -328,6 +352,32 @@ def _open_weights(service: Service, path: str) -> tuple[LoadableWeights, Weights
         finally:
             manifest = verified.result()  # raise its error, if any, instead of an error of `_prepare`
     return prepared, manifest
+
+
+def _receive_weights(
+    service: Service, path: Path, info: BroadcastInfo
+) -> tuple[LoadableWeights, WeightsManifest]:
+    """Receive new weights in memory and check them. Return them with their manifest.
+
+    `path` is the directory of their files, which may not exist yet.
+    """
+    weights, digests = service.engine.decoder.weights, info.manifest.files
+    if not isinstance(weights, DecoderWeights) or combined_checksum(digests) != info.manifest.checksum:
+        raise InvalidRequestError("the server cannot receive these weights")
+    store = _weights_folder(service, str(Path(info.store).parent)) / Path(info.store).name
+    fault_point("broadcast.join")
+    try:
+        group = BroadcastGroup(store, info.rank, info.size, loopback=info.loopback, seconds=info.seconds)
+        fault_point("broadcast.receive")
+        files = group.receive(info.sizes, digests)
+        tensors = [tensor for file in files.values() for tensor in split_safetensors(file).items()]
+    except (RuntimeError, ValueError, KeyError, TypeError) as error:
+        message = f"the weights were not received: {first_line(error)}"
+        raise TransportError(message, code="BK-WEIGHTS-UPDATE") from error
+    fault_point("broadcast.received")
+    checkpoint = ReceivedCheckpoint(path, dict(tensors))
+    weights.check(checkpoint)
+    return weights.prepare(checkpoint), info.manifest
 
 
 def _weights_folder(service: Service, path: str) -> Path:

@@ -9,6 +9,7 @@ from msgspec import Meta
 
 from buckeye.chat.messages import ChatMessage
 from buckeye.chat.openai_api import TokenIds, Tools, check_conversation
+from buckeye.transport.weights import WeightsManifest
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -39,10 +40,27 @@ class DetokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
     model: str | None = None
 
 
+class BroadcastInfo(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Place of this server in a group that receives new weights: `rank` of `size` processes.
+
+    The group meets in the file `store`, on one host if `loopback`. `manifest` and `sizes` describe the files
+    that arrive within `seconds`.
+    """
+
+    store: str
+    rank: int
+    size: int
+    loopback: bool
+    seconds: float
+    manifest: WeightsManifest
+    sizes: dict[str, int]
+
+
 class UpdateInfo(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Location of new weights: a published weights directory."""
+    """Location of new weights: a published weights directory. With `broadcast`, they arrive in memory."""
 
     path: str
+    broadcast: BroadcastInfo | None = None
 
 
 class UpdateRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -11,9 +10,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from buckeye.transport.broadcast_group import sha256_of
 from buckeye.transport.weights import MANIFEST
-
-_HASHING_THREADS = 8
 
 
 class StoredWeights:
@@ -28,16 +26,16 @@ class StoredWeights:
         self.tensors: dict[str, Tensor] = {}
         self._other: dict[str, bytes] = {}
 
-    def write(self, directory: Path) -> dict[str, str]:
-        """Write all files. Return the SHA-256 of the safetensors files."""
-        with ThreadPoolExecutor(min(_HASHING_THREADS, len(self.files)), "sha256") as threads:
-            digests = threads.map(_sha256, self.files.values())  # runs while the files are written
+    def write(self, directory: Path, digests: Mapping[str, str] | None = None) -> Mapping[str, str]:
+        """Write all files. Return the SHA-256 of the safetensors files, which may be known as `digests`."""
+        with ThreadPoolExecutor(1, "sha256") as thread:  # computes while the files are written
+            hashed = thread.submit(sha256_of, self.files) if digests is None else None
             for name, content in self._other.items():
                 (directory / name).parent.mkdir(parents=True, exist_ok=True)
                 (directory / name).write_bytes(content)
             for name, image in self.files.items():
                 (directory / name).write_bytes(memoryview(image.numpy()))
-            return dict(zip(self.files, digests, strict=True))
+            return hashed.result() if hashed is not None else digests or {}
 
 
 def read_stored_weights(
@@ -77,7 +75,3 @@ def read_stored_weights(
         return None
     stored.tensors = {name: saved[id(tensor)] for name, tensor in tensors.items()}
     return stored
-
-
-def _sha256(image: Tensor) -> str:
-    return hashlib.sha256(memoryview(image.numpy())).hexdigest()

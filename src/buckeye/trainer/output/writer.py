@@ -32,6 +32,7 @@ from buckeye.errors import BuckeyeError, RunError, UsageError
 from buckeye.monitor.metrics import MetricsLog
 from buckeye.trainer.learner import Learner
 from buckeye.trainer.model.adapter_files import has_adapter, save_weights, stored_name
+from buckeye.trainer.output.broadcast import Broadcaster, broadcast_obstacle
 from buckeye.trainer.output.state import OPTIMIZER_DIRECTORY, TrainingState, capture_state, write_state
 from buckeye.trainer.output.stored_weights import StoredWeights, read_stored_weights
 from buckeye.trainer.output.weight_rounding import (
@@ -44,6 +45,7 @@ from buckeye.trainer.output.weight_rounding import (
 from buckeye.trainer.parallel.fsdp import gather_tensor
 from buckeye.trainer.parallel.ranks import check_shared_folder, write_on_rank_zero
 from buckeye.trainer.parallel.shards import create_checkpoint_group, is_model_sharded, save_shards
+from buckeye.transport.broadcast_group import sha256_of
 from buckeye.transport.checkpoint import (
     find_best_checkpoint,
     list_checkpoints,
@@ -51,7 +53,7 @@ from buckeye.transport.checkpoint import (
     read_scores,
     save_checkpoint,
 )
-from buckeye.transport.weights import prune_weights, publish_weights
+from buckeye.transport.weights import make_manifest, prune_weights, publish_weights
 
 logger = logging.getLogger(__name__)
 
@@ -94,6 +96,10 @@ class OutputWriter:
         if is_model_sharded(ranks) and not has_adapter(learner.policy.model):
             check_shared_folder(ranks, self._checkpoints)
             self._group = create_checkpoint_group(timeout_seconds=config.dist_timeout_seconds)
+        self._broadcaster: Broadcaster | None = None
+        if isinstance(config, TrainerConfig) and ranks.is_rank_zero:
+            obstacle = broadcast_obstacle(adapter=has_adapter(learner.policy.model))
+            self._broadcaster = Broadcaster(self._run, config.weights.transport, obstacle=obstacle)
         self._rank_zero_pid = ranks.max(os.getpid() if ranks.is_rank_zero else 0)
 
     def __enter__(self) -> OutputWriter:
@@ -129,33 +135,30 @@ class OutputWriter:
         if turns() is not None and policy.device.type == "cuda":
             torch.cuda.empty_cache()  # the engine wakes up when it finds the weights
         stored = self._stored
+        facts: dict[str, Any] = {
+            "identity": self._identity,
+            "dtype": str(dtype).removeprefix("torch."),
+            "canary": canary,
+            "adapter": adapter,
+        }
 
-        def fill(directory: Path) -> Mapping[str, str] | None:
+        def fill(digests: Mapping[str, str] | None, directory: Path) -> Mapping[str, str] | None:
             if stored is not None:
-                return stored.write(directory)
+                return stored.write(directory, digests)
             save_weights(policy.model, learner.tokenizer_files, directory, dtype=dtype, tensors=tensors)
             return None
 
         def publish() -> None:
             began = time.monotonic()
             fault_point("weights.publish")
-            path = self._weights / f"step_{step}"
+            digests = self._offer(step, stored, facts)
+            path, contents = self._weights / f"step_{step}", partial(fill, digests)
+            write = partial(publish_weights, self._weights, step, contents, durable=durable, **facts)
             write_when_room(path, write, what=f"the weights of step {step}")
             fault_point("weights.published")
             prune_weights(self._weights, self._identity.run_id, keep=lambda v: step - versions < v <= step)
             self._publish_seconds = time.monotonic() - began
 
-        write = partial(
-            publish_weights,
-            self._weights,
-            step,
-            fill,
-            identity=self._identity,
-            dtype=str(dtype).removeprefix("torch."),
-            canary=canary,
-            adapter=adapter,
-            durable=durable,
-        )
         if learner.ranks.is_rank_zero:
             self._publication.start(f"the weights of step {step}", publish)
         if self._is_first:
@@ -166,6 +169,18 @@ class OutputWriter:
                 pinned = policy.device.type == "cuda"
                 directory = self._weights / f"step_{step}"
                 self._stored = read_stored_weights(directory, tensors, name, pinned=pinned)
+                if self._broadcaster is not None:
+                    self._broadcaster.choose(self._stored)
+
+    def _offer(
+        self, step: int, stored: StoredWeights | None, facts: Mapping[str, Any]
+    ) -> dict[str, str] | None:
+        """Offer a version for broadcast. Return the SHA-256 of its files, or None if it is not broadcast."""
+        if stored is None or self._broadcaster is None or not self._broadcaster.is_used:
+            return None
+        digests = sha256_of(stored.files)
+        self._broadcaster.offer(make_manifest(step, digests, **facts), stored.files)
+        return digests
 
     def when_published(self, work: Callable[[], None]) -> None:
         """Call `work` in the thread after the current publication. Only rank 0 calls this."""
@@ -178,12 +193,19 @@ class OutputWriter:
 
     def wait_published(self) -> None:
         """Wait until the weights are published. All ranks must call this method."""
-        write_on_rank_zero(self._learner.ranks, self._publication.wait)
+        write_on_rank_zero(self._learner.ranks, self._wait_publication)
+
+    def _wait_publication(self) -> None:
+        self._publication.wait()
+        if self._broadcaster is not None:
+            self._broadcaster.finish()
 
     def take_publish_seconds(self) -> dict[str, float]:
-        """Return the seconds in which the thread published the last version, once, as a metric."""
+        """Return the seconds in which threads published and broadcast the last version, once, as metrics."""
         seconds, self._publish_seconds = self._publish_seconds, None
-        return {} if seconds is None else {"weights/publish_seconds": seconds}
+        broadcast = None if self._broadcaster is None else self._broadcaster.take_seconds()
+        values = {"weights/publish_seconds": seconds, "weights/broadcast_seconds": broadcast}
+        return {name: value for name, value in values.items() if value is not None}
 
     def _published_tensors(self, dtype: torch.dtype) -> dict[str, torch.Tensor]:
         """Return a copy of the trained tensors, unsharded and rounded, on rank 0. Return {} on other ranks.
@@ -281,7 +303,7 @@ class OutputWriter:
 
     def wait(self) -> None:
         """Wait until weights and checkpoint are written. Raise the error if writing failed."""
-        self._publication.wait()
+        self._wait_publication()
         self._background.wait()
 
     def _wait_together(self) -> None:

@@ -1,4 +1,4 @@
-"""Loader of modules of Buckeye that need only the standard library, for a Python without Buckeye."""
+"""Loader of modules of Buckeye that import no other module of Buckeye, for a Python without Buckeye."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-_BUCKEYE = Path(__file__).parents[3] / "base"
+_BUCKEYE = Path(__file__).parents[3]
 
 
-def load(name: str) -> ModuleType:
-    """Load the file of the module `buckeye.base.NAME`, without importing the package `buckeye`."""
+def load(name: str, *, room: str = "base") -> ModuleType:
+    """Load the file of the module `buckeye.ROOM.NAME`, without importing the package `buckeye`."""
     module_name = f"buckeye_vllm_{name}_of_ours"
     if module_name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(module_name, _BUCKEYE / f"{name}.py")
+        spec = importlib.util.spec_from_file_location(module_name, _BUCKEYE / room / f"{name}.py")
         assert spec is not None
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)

@@ -1,4 +1,4 @@
-"""Extension of vLLM's workers that loads weights from a directory, and reports the state of a worker.
+"""Extension of vLLM's workers that loads or receives weights, and reports the state of a worker.
 
 The import of this module registers the weight transfer backend `buckeye_fs`. Buckeye passes the extension to
 vLLM as `--worker-extension-cls buckeye_vllm_worker.WorkerExtension`.
@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import secrets
+import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -32,6 +33,7 @@ _MANIFEST = "manifest.json"
 _HEAD = "lm_head.weight"
 _HASHING_THREADS = 4
 _foreign_files = buckeye_vllm_imports.load("foreign_files")
+_broadcast_group = buckeye_vllm_imports.load("broadcast_group", room="transport")
 _PROCESS = secrets.token_hex(8)
 """Unique id of this process. A pid is not unique, because a later process may get the same number."""
 
@@ -82,30 +84,37 @@ class DirectoryTransfer(WeightTransferEngine[DirectoryInit, DirectoryUpdate]):
             torch.accelerator.synchronize()
 
     def receive_weights(self, update_info: DirectoryUpdate) -> None:
-        """Check the files in a directory, then replace the weights. A damaged file changes no weights."""
+        """Check received or stored weights, then replace the weights. Damaged ones change no weights."""
         from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
 
-        directory = _weights_folder(update_info.path)
-        digests = _VERIFICATION.take(directory)
-        self._check_tensors(directory)
+        received = _RECEPTION.take(update_info.path)
+        if received is None:
+            directory = _weights_folder(update_info.path)
+            digests = _VERIFICATION.take(directory)
+            shapes, tensors = _read_shapes(directory), _iterate_tensors(directory, sorted(digests))
+        else:
+            digests, content = received
+            shapes = {name: list(tensor.shape) for name, tensor in content.items()}
+            tensors = iter(content.items())
+        self._check_tensors(update_info.path, shapes)
         initialize_layerwise_reload(self.model)
-        self.model.load_weights(_iterate_tensors(directory, sorted(digests)))
+        self.model.load_weights(tensors)
         type(self).incoming = _combine_digests(digests)
 
-    def _check_tensors(self, directory: Path) -> None:
-        """Raise `ValueError` unless `directory` has exactly the served model's tensors, with their shapes.
+    def _check_tensors(self, source: str, new: dict[str, list[int]]) -> None:
+        """Raise `ValueError` unless the shapes of all new tensors are those of the served model's tensors.
 
         Without this check, vLLM would keep the old value of a missing tensor. An unknown tensor would end
         vLLM's engine.
         """
-        expected, new = _read_shapes(Path(self.model_config.model)), _read_shapes(directory)
+        expected = _read_shapes(Path(self.model_config.model))
         if getattr(self.model_config.hf_config, "tie_word_embeddings", False):
             expected.pop(_HEAD, None)
             new.pop(_HEAD, None)
         for name in sorted(expected.keys() | new.keys()):
             if expected.get(name) != new.get(name):
                 raise ValueError(
-                    f"{directory}: {name} has the shape {new.get(name, '(missing)')}; "
+                    f"{source}: {name} has the shape {new.get(name, '(missing)')}; "
                     f"in the served model: {expected.get(name, '(missing)')}"
                 )
 
@@ -160,6 +169,62 @@ class Verification:
 
 
 _VERIFICATION = Verification()
+
+
+class Reception:
+    """Weights that a thread receives in memory from the trainer, while the engine samples."""
+
+    def __init__(self) -> None:
+        self._path: str | None = None
+        self._result: Future[tuple[dict[str, str], dict[str, torch.Tensor]]] | None = None
+
+    def start(self, path: str, info: dict[str, Any], rank: int) -> None:
+        """Start to receive the weights whose files the trainer writes to `path`, as this `rank`."""
+        folder = _weights_folder(str(Path(info["store"]).parent))
+        result: Future[tuple[dict[str, str], dict[str, torch.Tensor]]] = Future()
+
+        def receive() -> None:
+            try:
+                group = _broadcast_group.BroadcastGroup(
+                    folder / Path(info["store"]).name,
+                    rank,
+                    info["size"],
+                    loopback=info["loopback"],
+                    seconds=info["seconds"],
+                )
+                digests = info["manifest"]["files"]
+                files = group.receive(info["sizes"], digests).values()
+                tensors = [
+                    pair for file in files for pair in _broadcast_group.split_safetensors(file).items()
+                ]
+                result.set_result((digests, dict(tensors)))
+            except Exception as error:
+                result.set_exception(error)
+
+        self._path, self._result = path, result
+        threading.Thread(target=receive, name="receive", daemon=True).start()
+
+    def problem(self, path: str) -> str | None:
+        """Return None until the weights are received, then "", or the reason if they are not."""
+        if self._result is None or self._path != path:
+            return "no broadcast was started"
+        if not self._result.done():
+            return None
+        error = self._result.exception()
+        return "" if error is None else f"{type(error).__name__}: {error}"
+
+    def take(self, path: str) -> tuple[dict[str, str], dict[str, torch.Tensor]] | None:
+        """Return and forget the SHA-256 of the received files and the tensors, or None without any."""
+        is_received = self.problem(path) == ""
+        result, self._result = self._result, None
+        return result.result() if is_received and result is not None else None
+
+    def forget(self) -> None:
+        """Forget the weights, so that the next update reads files."""
+        self._result = None
+
+
+_RECEPTION = Reception()
 
 
 def _verify_files(directory: Path, share: slice) -> dict[str, str]:
@@ -244,6 +309,7 @@ class WorkerExtension:
         Return None until this is done, then "", or the reason if a file is damaged.
         """
         workers = self.parallel_config.world_size
+        _RECEPTION.forget()
         try:
             done = _VERIFICATION.start(_weights_folder(path), slice(self.rank % workers, None, workers))
             if not done.done():
@@ -253,6 +319,21 @@ class WorkerExtension:
             _VERIFICATION.forget()
             return f"{type(error).__name__}: {error}"
         return ""
+
+    def buckeye_receive(self, path: str, info: dict[str, Any]) -> str:
+        """Start to receive weights from the trainer, while the engine samples. Return an error, or "".
+
+        The first worker of this server has the rank in `info`.
+        """
+        try:
+            _RECEPTION.start(path, info, info["rank"] + self.rank)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            return f"{type(error).__name__}: {error}"
+        return ""
+
+    def buckeye_received(self, path: str) -> str | None:
+        """Return None until the weights of `path` are received, then "", or the reason if they are not."""
+        return _RECEPTION.problem(path)
 
     def buckeye_load_adapter(self, path: str) -> str | None:
         """Replace the loaded adapter by the adapter in the directory `path`.
@@ -296,6 +377,7 @@ class WorkerExtension:
             "dtype": str(self.model_config.dtype).removeprefix("torch."),
             "published": None if path is None else _published_checksum(Path(path)),
             "can_sleep": bool(self.model_config.enable_sleep_mode),
+            "can_receive": config.parallel_config.data_parallel_size == 1,
             "max_num_seqs": config.scheduler_config.max_num_seqs * config.parallel_config.data_parallel_size,
         }
 
