@@ -83,7 +83,7 @@ class Run:
 
     async def broadcast(self, version: int) -> float:
         """Offer the weights, and let the server receive them. Return the time at which they were offered."""
-        sender = Broadcaster(self.folder, "broadcast", obstacle=None)
+        sender = Broadcaster(self.folder, "broadcast", has_adapter=False)
 
         def offer() -> None:
             manifest = make_manifest(version, sha256_of(self.stored.files), **_FACTS)

@@ -34,7 +34,7 @@ class Trainer:
         self.stored = read_stored_weights(model.directory, tensors, str, pinned=False)
         for name, tensor in tensors.items():
             self.stored.tensors[name].copy_(tensor)
-        self.sender = Broadcaster(run, "broadcast", obstacle=None)
+        self.sender = Broadcaster(run, "broadcast", has_adapter=False)
 
     def offer(self, version):
         manifest = make_manifest(version, sha256_of(self.stored.files), **FACTS)

@@ -55,6 +55,8 @@ def test_broadcast_run_survives_kills_at_every_phase(runner, start, tmp_path, le
 def test_broadcast_run_equals_a_run_by_files(finished, runner):
     runner.ok(runner.rl("out", *BROADCAST, steps=5, level=0))
     assert broadcasts(runner) == [1, 2, 3, 4]
+    logs = [(one.root / "out/logs/trainer.stdout").read_text() for one in (runner, finished)]
+    assert [log.count("Engines get new weights by") for log in logs] == [1, 1]
     assert runner.curve("out") == finished.curve("out")
     weights = [one.root / "out/weights/step_5/model.safetensors" for one in (runner, finished)]
     assert weights[0].read_bytes() == weights[1].read_bytes()

@@ -5,15 +5,25 @@ import threading
 import pytest
 import torch
 
+from buckeye.base.process import RunIdentity
 from buckeye.base.storage import step_directories
 from buckeye.errors import RunError, TransportError
 from buckeye.trainer.learner import Learner
 from buckeye.trainer.output import writer as output_module
+from buckeye.trainer.output.broadcast import Broadcaster
 from buckeye.trainer.output.stored_weights import read_stored_weights
 from buckeye.trainer.output.writer import BackgroundThread
 from buckeye.trainer.rl import run_trainer
 from buckeye.transport.checkpoint import resolve_checkpoint, trainer_state_directory
-from buckeye.transport.weights import verify_weights
+from buckeye.transport.weights import make_manifest, verify_weights
+from buckeye.transport.weights_offer import (
+    AcceptedGroup,
+    accept_offer,
+    accepted_group,
+    find_offer,
+    offer_weights,
+    withdraw_offer,
+)
 from tests.trainer.rl_runs import put, records
 from tests.trainer.trainer_config import trainer_config
 
@@ -94,3 +104,47 @@ def test_files_with_other_tensors_are_not_kept(tmp_path, build_model):
     model = build_model(Qwen3Config)
     joined = {"model.embed_tokens.weight": torch.zeros(264, 32), "model.layers.weight": torch.zeros(2, 32)}
     assert read_stored_weights(model, joined, str, pinned=False) is None
+
+
+@pytest.mark.parametrize(
+    ("transport", "size", "file_seconds", "has_adapter", "is_broadcast", "level"),
+    [
+        ("files", 10**9, 60.0, False, False, "INFO"),
+        ("broadcast", 10**9, None, False, True, "INFO"),
+        ("broadcast", None, None, False, False, "WARNING"),
+        ("broadcast", 10**9, None, True, False, "WARNING"),
+        ("auto", 10**9, 2.0, False, False, "INFO"),  # a broadcast of 1 GB takes about 2.5 s
+        ("auto", 10**9, 3.0, False, True, "INFO"),
+        ("auto", 10**9, 60.0, True, False, "INFO"),
+        ("auto", 10**9, None, False, False, None),
+    ],
+)
+def test_transport_is_chosen_once(
+    tmp_path, caplog, transport, size, file_seconds, has_adapter, is_broadcast, level
+):
+    broadcaster = Broadcaster(tmp_path, transport, has_adapter=has_adapter)
+    with caplog.at_level("INFO"):
+        broadcaster.choose(size, file_seconds)
+        if level is not None:
+            broadcaster.choose(size, 0.0)
+    assert broadcaster.is_used is is_broadcast
+    assert [record.levelname for record in caplog.records] == ([] if level is None else [level])
+
+
+def test_offer_is_accepted_or_withdrawn(tmp_path):
+    """One of the two succeeds, and an offer of another attempt is not found."""
+    me = RunIdentity(run_id="a", attempt=2)
+    manifest = make_manifest(3, {"model.safetensors": "0" * 64}, identity=me, dtype="float32")
+    group = AcceptedGroup(size=3, loopback=True)
+    first = offer_weights(tmp_path, manifest, {"model.safetensors": 9})
+    assert find_offer(tmp_path, identity=RunIdentity(run_id="a", attempt=1)) is None
+    assert find_offer(tmp_path, identity=me) == first
+    assert accepted_group(tmp_path, first) is None
+    assert accept_offer(tmp_path, first, group)
+    assert not withdraw_offer(tmp_path, first)
+    assert accepted_group(tmp_path, first) == group
+    second = offer_weights(tmp_path, manifest, {"model.safetensors": 9})
+    assert not accept_offer(tmp_path, first, group)  # it does not accept the second one
+    assert withdraw_offer(tmp_path, second)
+    assert not accept_offer(tmp_path, second, group)
+    assert find_offer(tmp_path, identity=me) is None

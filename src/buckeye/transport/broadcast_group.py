@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -40,10 +41,13 @@ class BroadcastGroup:
     """Group of `size` processes that meet in the file `store`. Rank 0 sends, and the others receive.
 
     With `loopback`, no other host can connect. The constructor waits until all processes have joined. All
-    methods raise `RuntimeError` if a process is lost, or does not take part within `seconds`.
+    methods raise `RuntimeError` if a process is lost, or does not take part within `seconds`. The name of a
+    store is `store_` and 32 hexadecimal digits; for another name, the constructor raises `ValueError`.
     """
 
     def __init__(self, store: Path, rank: int, size: int, *, loopback: bool, seconds: float) -> None:
+        if not re.fullmatch(r"store_[0-9a-f]{32}", store.name):
+            raise ValueError(f"{store.name!r} is not the name of a store")
         self._deadline = time.monotonic() + seconds
         rendezvous = dist.FileStore(str(store), size)
         rendezvous.set_timeout(timedelta(seconds=_JOIN_SECONDS))

@@ -14,7 +14,6 @@ from torch import Tensor
 from buckeye.base.faults import fault_point
 from buckeye.base.turns import turns
 from buckeye.errors import first_line
-from buckeye.trainer.output.stored_weights import StoredWeights
 from buckeye.transport.broadcast_group import BroadcastGroup
 from buckeye.transport.weights import WeightsManifest
 from buckeye.transport.weights_offer import (
@@ -30,12 +29,13 @@ from buckeye.transport.weights_offer import (
 
 logger = logging.getLogger(__name__)
 
-_OFFER_SECONDS = 5.0
+_OFFER_SECONDS = 30.0
 _POLL_SECONDS = 0.005
 _MAX_FAILURES = 3
-_SETUP_SECONDS = 0.1
+_SET = "trainer.weights.transport is set"
+_SETUP_SECONDS = 0.5
 _BYTES_PER_SECOND = 0.5e9
-"""Cautious estimates for a broadcast over loopback: time to connect, and speed."""
+"""Cautious estimates for a broadcast: time to connect, and speed."""
 
 Transport = Literal["auto", "files", "broadcast"]
 
@@ -44,13 +44,15 @@ class Broadcaster:
     """Sender of new weights to the engines, on rank 0. A thread sends, and files are written meanwhile.
 
     A failed broadcast has no effect on the trainer: the engines load the files. After three failures in a
-    row, and for `obstacle`, the reason why a broadcast cannot work, the engines load files only.
+    row, the engines load files only.
     """
 
-    def __init__(self, run: Path, transport: Transport, *, obstacle: str | None) -> None:
+    def __init__(self, run: Path, transport: Transport, *, has_adapter: bool) -> None:
         self._run = run
         self._transport = transport
-        self._obstacle = obstacle
+        self._obstacle = "adapters are small" if has_adapter else None
+        if turns() is not None:
+            self._obstacle = "engine and trainer take turns on one device"
         self._is_chosen: bool | None = None
         self._seconds: float | None = None
         self._failures = 0
@@ -58,33 +60,32 @@ class Broadcaster:
         self._withdrawn = threading.Event()
         clear_offers(run)
 
-    def choose(self, stored: StoredWeights | None, file_seconds: float | None = None) -> None:
+    def choose(self, size: int | None, file_seconds: float | None = None) -> None:
         """Choose once between broadcast and files, and log the choice.
 
-        `stored` are the weights in memory, if they can be kept there. They were written to files in
-        `file_seconds`. Without this time, "auto" makes no choice unless a broadcast is impossible.
+        `size` is the number of bytes of the weights; None if they cannot be kept in memory in the form of
+        their files. `file_seconds` is the time to write the files. Without it, "auto" may not choose yet.
         """
+        obstacle = self._obstacle or ("saving splits or joins tensors" if size is None else None)
+        estimate = _SETUP_SECONDS + (size or 0) / _BYTES_PER_SECOND
+        is_refused = False
         if self._is_chosen is not None:
             return
-        obstacle = self._obstacle or ("saving splits or joins tensors" if stored is None else None)
-        is_chosen, reason = False, "trainer.weights.transport is set"
-        if self._transport != "files" and (stored is None or obstacle is not None):
-            reason = str(obstacle)
+        if self._transport == "files":
+            self._is_chosen, reason = False, _SET
+        elif obstacle is not None:
+            self._is_chosen, reason, is_refused = False, obstacle, self._transport == "broadcast"
         elif self._transport == "broadcast":
-            is_chosen = True
-        elif self._transport == "auto" and stored is not None:
-            if file_seconds is None:
-                return
-            size = sum(file.nbytes for file in stored.files.values())
-            estimate = _SETUP_SECONDS + size / _BYTES_PER_SECOND
-            is_chosen = file_seconds > estimate
+            self._is_chosen, reason = True, _SET
+        elif file_seconds is not None:
+            self._is_chosen = file_seconds > estimate
             reason = f"writing files takes {file_seconds:.2f} s, and a broadcast about {estimate:.2f} s"
-        self._is_chosen = is_chosen
-        is_refused = self._transport == "broadcast" and not is_chosen
+        else:
+            return
         logger.log(
             logging.WARNING if is_refused else logging.INFO,
             "Engines get new weights by %s: %s",
-            "broadcast" if is_chosen else "files",
+            "broadcast" if self._is_chosen else "files",
             reason,
         )
 
@@ -165,10 +166,3 @@ class Broadcaster:
         fault_point("broadcast.send")
         group.transfer(files)
         fault_point("broadcast.sent")
-
-
-def broadcast_obstacle(*, adapter: bool) -> str | None:
-    """Return the reason why this run cannot broadcast its weights, or None."""
-    if adapter:
-        return "adapters are small"
-    return "engine and trainer take turns on one device" if turns() is not None else None

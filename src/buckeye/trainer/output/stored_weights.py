@@ -26,6 +26,11 @@ class StoredWeights:
         self.tensors: dict[str, Tensor] = {}
         self._other: dict[str, bytes] = {}
 
+    @property
+    def size(self) -> int:
+        """Number of bytes of the safetensors files."""
+        return sum(file.nbytes for file in self.files.values())
+
     def write(self, directory: Path, digests: Mapping[str, str] | None = None) -> Mapping[str, str]:
         """Write all files. Return the SHA-256 of the safetensors files, which may be known as `digests`."""
         with ThreadPoolExecutor(1, "sha256") as thread:  # computes while the files are written

@@ -32,7 +32,7 @@ from buckeye.errors import BuckeyeError, RunError, UsageError
 from buckeye.monitor.metrics import MetricsLog
 from buckeye.trainer.learner import Learner
 from buckeye.trainer.model.adapter_files import has_adapter, save_weights, stored_name
-from buckeye.trainer.output.broadcast import Broadcaster, broadcast_obstacle
+from buckeye.trainer.output.broadcast import Broadcaster
 from buckeye.trainer.output.state import OPTIMIZER_DIRECTORY, TrainingState, capture_state, write_state
 from buckeye.trainer.output.stored_weights import StoredWeights, read_stored_weights
 from buckeye.trainer.output.weight_rounding import (
@@ -98,8 +98,8 @@ class OutputWriter:
             self._group = create_checkpoint_group(timeout_seconds=config.dist_timeout_seconds)
         self._broadcaster: Broadcaster | None = None
         if isinstance(config, TrainerConfig) and ranks.is_rank_zero:
-            obstacle = broadcast_obstacle(adapter=has_adapter(learner.policy.model))
-            self._broadcaster = Broadcaster(self._run, config.weights.transport, obstacle=obstacle)
+            transport, adapted = config.weights.transport, has_adapter(learner.policy.model)
+            self._broadcaster = Broadcaster(self._run, transport, has_adapter=adapted)
         self._rank_zero_pid = ranks.max(os.getpid() if ranks.is_rank_zero else 0)
 
     def __enter__(self) -> OutputWriter:
@@ -157,7 +157,9 @@ class OutputWriter:
             write_when_room(path, write, what=f"the weights of step {step}")
             fault_point("weights.published")
             prune_weights(self._weights, self._identity.run_id, keep=lambda v: step - versions < v <= step)
-            self._publish_seconds = time.monotonic() - began
+            seconds = self._publish_seconds = time.monotonic() - began
+            if stored is not None and self._broadcaster is not None:
+                self._broadcaster.choose(stored.size, seconds)
 
         if learner.ranks.is_rank_zero:
             self._publication.start(f"the weights of step {step}", publish)
@@ -170,7 +172,7 @@ class OutputWriter:
                 directory = self._weights / f"step_{step}"
                 self._stored = read_stored_weights(directory, tensors, name, pinned=pinned)
                 if self._broadcaster is not None:
-                    self._broadcaster.choose(self._stored)
+                    self._broadcaster.choose(self._stored and self._stored.size)
 
     def _offer(
         self, step: int, stored: StoredWeights | None, facts: Mapping[str, Any]
