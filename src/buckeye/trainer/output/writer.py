@@ -172,7 +172,7 @@ class OutputWriter:
                 directory = self._weights / f"step_{step}"
                 self._stored = read_stored_weights(directory, tensors, name, pinned=pinned)
                 if self._broadcaster is not None:
-                    self._broadcaster.choose(self._stored and self._stored.size)
+                    self._broadcaster.choose(None if self._stored is None else self._stored.size)
 
     def _offer(
         self, step: int, stored: StoredWeights | None, facts: Mapping[str, Any]
