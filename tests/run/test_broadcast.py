@@ -22,7 +22,6 @@ def broadcasts(runner):
     return [step for step, values in metrics.items() if "weights/broadcast_seconds" in values]
 
 
-@pytest.mark.smoke
 def test_run_continues_if_an_engine_dies_in_a_broadcast(runner, start, tmp_path):
     """The restarted engine loads files, and takes part in later broadcasts."""
     with_faults(runner, tmp_path, ["broadcast.receive=kill@2"])
