@@ -5,8 +5,10 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import threading
 
 from tests.local_server import LocalServer, QuietHandler
+from tests.waiting import HANG
 
 COMMIT = "0" * 40
 
@@ -16,7 +18,9 @@ class FakeHub(LocalServer):
 
     `files[repository][path]` holds uploads, `tokens` the tokens that clients sent.
 
-    `private[repository]` holds the requested visibility. A `broken` hub creates no repository.
+    `private[repository]` holds the requested visibility. A `broken` hub creates no repository. After
+    `cut` bytes of a file, the hub waits for the event `stalled`, once for each path in `cuts`. `ranges`
+    holds requested ranges. `sizes[path]` replaces the size of a file in lists.
     """
 
     def __init__(self):
@@ -24,6 +28,8 @@ class FakeHub(LocalServer):
         self.tokens = set()
         self.private = {}
         self.broken = False
+        self.cut, self.cuts, self.ranges = 0, set(), []
+        self.sizes, self.stalled = {}, threading.Event()
         hub = self
 
         class Handler(QuietHandler):
@@ -53,7 +59,8 @@ class FakeHub(LocalServer):
             siblings = [{"rfilename": path, "size": len(content)} for path, content in files.items()]
             private = self.private.get(repository, False)
             return {"id": repository, "sha": COMMIT, "private": private, "siblings": siblings}
-        return [{"type": "file", "path": p, "size": len(c), "oid": "0"} for p, c in files.items()]
+        sizes = {path: self.sizes.get(path, len(content)) for path, content in files.items()}
+        return [{"type": "file", "path": path, "size": size, "oid": "0"} for path, size in sizes.items()]
 
     def _post(self, path, body):
         if path == "/api/repos/create":
@@ -87,8 +94,24 @@ class FakeHub(LocalServer):
         place, _, rest = path.removeprefix("/datasets").partition("/resolve/")
         content = self.files.get(place.strip("/"), {}).get(rest.partition("/")[2])
         headers = {"X-Repo-Commit": COMMIT, "ETag": f'"{hashlib.sha256(content or b"").hexdigest()}"'}
+        if (size := self.sizes.get(rest.partition("/")[2])) is not None:
+            headers["X-Linked-Size"] = str(size)
         if content is None:
             handler.answer(404, b"", X_Error_Code="EntryNotFound", **headers)
+        elif handler.command == "GET" and rest.partition("/")[2] in self.cuts:
+            self.cuts.remove(rest.partition("/")[2])
+            handler.send_response(200)
+            for name, value in {**headers, "Content-Length": len(content)}.items():
+                handler.send_header(name.replace("_", "-"), str(value))
+            handler.end_headers()
+            handler.wfile.write(content[: self.cut])
+            self.stalled.wait(HANG)
+            handler.close_connection = True
+        elif (wanted := handler.headers["Range"]) and handler.command == "GET":
+            self.ranges.append(wanted)
+            start = int(wanted.removeprefix("bytes=").partition("-")[0])
+            span = f"bytes {start}-{len(content) - 1}/{len(content)}"
+            handler.answer(206, content[start:], Content_Range=span, **headers)
         else:
             handler.answer(200, content, **headers)
 

@@ -1,7 +1,8 @@
-"""Upload a folder to a repository on the Hugging Face hub."""
+"""Upload a folder to the Hugging Face hub, and download large files with resumption."""
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,8 +10,13 @@ from typing import Any, Literal
 
 from buckeye.base.distribution import need
 from buckeye.base.keys import key
+from buckeye.base.storage import sha256_file, try_lock
 from buckeye.errors import RunError, UsageError, first_line
 
+HubKind = Literal["model", "dataset"]
+PART = ".part"
+"""Suffix of a file whose download is not complete."""
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 _NAME = re.compile(r"[A-Za-z0-9][\w.\-]*/[A-Za-z0-9][\w.\-]*", re.ASCII)
 
 
@@ -27,7 +33,7 @@ class HubRepository:
     but the repository exists and is public. Raise `RunError` if the hub does not reply.
     """
 
-    def __init__(self, name: str, kind: Literal["dataset", "model"], *, private: bool) -> None:
+    def __init__(self, name: str, kind: HubKind, *, private: bool) -> None:
         need("huggingface_hub", "Pushing to the Hugging Face hub")
         from huggingface_hub import HfApi, get_token
         from huggingface_hub.errors import RepositoryNotFoundError
@@ -88,3 +94,41 @@ class HubRepository:
                 hint="retry with the same command",
             ) from error
         return str(url)
+
+
+def download_blob(name: str, kind: HubKind, commit: str, file: str, blobs: Path) -> None:
+    """Download a file of a repository into the folder `blobs` of the hub's cache, and check its hash.
+
+    `snapshot_download` then finds the file there. Unlike that function, this one resumes the download of an
+    earlier process. Raises RunError if another process downloads the file, or if the hash is wrong, and
+    errors of the hub's library.
+    """
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url
+    from huggingface_hub.file_download import http_get
+    from huggingface_hub.utils._headers import build_hf_headers
+
+    token = key("HF_TOKEN") or None
+    url = hf_hub_url(name, file, repo_type=kind, revision=commit)
+    found = get_hf_file_metadata(url, token=token)
+    assert found.etag is not None, "the hub always sends it"
+    blobs.mkdir(parents=True, exist_ok=True)
+    part = blobs / f"{found.etag}{PART}"
+    lock = try_lock(blobs / f".{found.etag}.lock")
+    if lock is None:
+        raise RunError(f"another process downloads {file} of {name}", code="BK-HUB", hint="wait for its end")
+    try:
+        if (blobs / found.etag).exists():
+            return
+        with part.open("ab") as handle:
+            done = handle.tell()
+            http_get(
+                url, handle, resume_size=done, headers=build_hf_headers(token=token), expected_size=found.size
+            )
+            handle.flush()
+            os.fsync(handle.fileno())
+        if _SHA256.fullmatch(found.etag) and sha256_file(part) != found.etag:  # other files are small
+            part.unlink()
+            raise RunError(f"{file} of {name} is damaged: its hash is wrong", code="BK-HUB", hint="retry")
+        part.rename(blobs / found.etag)
+    finally:
+        os.close(lock)

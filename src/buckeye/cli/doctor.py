@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 import sys
 import textwrap
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import asdict
 from typing import Annotated
 
@@ -14,13 +16,20 @@ import typer
 
 from buckeye.base.columns import counted
 from buckeye.base.terminal import status_line
+from buckeye.cli.dry_run import leave_no_files
 from buckeye.cli.load import load
 from buckeye.config.rl import RLConfig
 from buckeye.errors import UsageError
 from buckeye.evaluation import doctor_checks
 from buckeye.launch.preflight.check import Check
 from buckeye.launch.preflight.devices import this_machine
-from buckeye.launch.preflight.doctor import CHECKS, PreflightContext, run_preflight_checks
+from buckeye.launch.preflight.doctor import (
+    CHECKS,
+    Occasion,
+    PreflightCheck,
+    PreflightContext,
+    run_preflight_checks,
+)
 from buckeye.launch.preflight.turns import choose_colocation
 
 _WIDTH_WITHOUT_TERMINAL = 110
@@ -32,6 +41,9 @@ def doctor(
         int | None,
         typer.Option(metavar="N", min=1, help="Also run N groups of every environment with the model."),
     ] = None,
+    offline: Annotated[
+        bool, typer.Option("--offline", help="Use no network; fail for everything that a run would download.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> int:
     """Check this machine, and whether a run with this configuration would work on it.
@@ -39,6 +51,9 @@ def doctor(
     CONFIG consists of files and flags as for `rl`: `@ file.toml`, `--trainer @ train.toml`. Without CONFIG,
     only the machine is checked. The exit code is 1 if a check failed; warnings do not count.
     """
+    if offline and sample:
+        hint = "Run `rl doctor --offline` first"
+        raise UsageError("--offline runs no rollouts (--sample)", code="BK-CLI-CONFLICT", hint=hint)
     config = load(RLConfig, context.args, "rl doctor") if context.args else None
     if config is not None and config.dry_run:
         message = "`rl doctor`: does not accept --dry-run"
@@ -52,14 +67,19 @@ def doctor(
         )
     if config is not None:
         config = choose_colocation(config, this_machine().gpus)
-    with status_line("checking the machine") as progress:
-        preflight = PreflightContext(config=config, sample=sample or 0, progress=progress)
-        checks = run_preflight_checks(preflight, "doctor", [*CHECKS, *doctor_checks.CHECKS])
+    fetch = shlex.join(["buckeye", "fetch", *context.args]) if offline else ""
+    with status_line("checking the machine") as progress, leave_no_files() if offline else nullcontext():
+        preflight = PreflightContext(config=config, sample=sample or 0, progress=progress, fetch=fetch)
+        checks = run_preflight_checks(preflight, *_checks(offline=offline))
     if as_json:
         print(json.dumps([asdict(check) for check in checks], ensure_ascii=False))
     else:
         print(doctor_text(checks, width=_width()))
     return 1 if any(check.state == "failed" for check in checks) else 0
+
+
+def _checks(*, offline: bool) -> tuple[Occasion, Sequence[PreflightCheck]]:
+    return ("offline", CHECKS) if offline else ("doctor", [*CHECKS, *doctor_checks.CHECKS])
 
 
 def doctor_text(checks: Sequence[Check], *, width: int) -> str:

@@ -28,7 +28,12 @@ from buckeye.launch.preflight.turns import TURNS, choose_colocation
 from buckeye.launch.resume import find_run_origin, resume_hint
 from buckeye.run_files.directory import check_unused
 
-_CHILD_VARIABLES = {"HF_HUB_OFFLINE": "1", "PYTHONDONTWRITEBYTECODE": "1", "UV_NO_CACHE": "1"}
+_CHILD_VARIABLES = {
+    "HF_HUB_OFFLINE": "1",
+    "HF_DATASETS_OFFLINE": "1",
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "UV_NO_CACHE": "1",
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,10 @@ _Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 def env_install(
     what: Annotated[
         str,
-        typer.Argument(metavar="ID", help="OWNER/NAME[@VERSION], PACKAGE[==VERSION], a project or a wheel."),
+        typer.Argument(
+            metavar="ID",
+            help="OWNER/NAME[@VERSION], PACKAGE[==VERSION], 'PACKAGE @ git+URL', a project or a wheel.",
+        ),
     ],
     index: Annotated[
         str | None, typer.Option(metavar="URL", help="Package index. Default for OWNER/NAME: the hub.")

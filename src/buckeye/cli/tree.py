@@ -47,6 +47,7 @@ COMMANDS = (
     Command("rl pods attach", "open the terminal of a remote run", "pods"),
     Command("rl pods terminate", "end a rented machine", "pods"),
     Command("rl pods gc", "end rented machines without a run", "pods"),
+    Command("fetch", "download all that a run needs, to train without a network", "fetch"),
     Command("env new", "create a new environment", "env"),
     Command("env check", "check for exploitable rewards and leaks", "env_check"),
     Command("env play", "run rollouts with a person, random actions or a model", "env_play"),
@@ -92,7 +93,7 @@ GROUPS = {
 
 TITLES = {
     "": {
-        "Train": ("rl", "sft", "hf", "auth", "demo"),
+        "Train": ("rl", "sft", "fetch", "hf", "auth", "demo"),
         "Environments": ("env", "gateway", "eval"),
         "Models": ("chat", "serve", "export", "model", "vllm"),
         "Runs": ("ui", "explain"),

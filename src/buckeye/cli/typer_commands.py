@@ -13,7 +13,7 @@ from buckeye.cli.errors import run_typer
 from buckeye.cli.help import show_page
 
 _VALUES = {"path": "PATH", "str": "TEXT", "list[str]": "TEXT", "int": "N", "float": "X"}
-_ACCEPTS_SETTINGS = {"rl doctor", "rl resume", "rl tune"}
+_ACCEPTS_SETTINGS = {"fetch", "rl doctor", "rl resume", "rl tune"}
 """Commands that also accept files and flags of settings."""
 
 

@@ -89,13 +89,17 @@ def _shorten(value: Any) -> Any:
     return value if len(text) <= _MAX_CELL else f"{text[:_MAX_CELL]}..."
 
 
-def _locate(source: str) -> Path:
-    parts = source.split("/")
-    local = Path(source).expanduser()
+def split_subset(source: str) -> tuple[str, str]:
+    """Return ORG/NAME and FOLDER for a subset ORG/NAME/FOLDER of a hub dataset; else `source` and ""."""
+    parts, local = source.split("/"), Path(source).expanduser()
     if not local.exists() and len(parts) == 3 and all(parts) and local.suffix not in SUFFIXES:
-        path = find_taskset("/".join(parts[:2]), parts[2]) / parts[2]  # a subset of a dataset of the hub
-    else:
-        path = find_taskset(source)
+        return "/".join(parts[:2]), parts[2]
+    return source, ""
+
+
+def _locate(source: str) -> Path:
+    name, subset = split_subset(source)
+    path = find_taskset(name, subset) / subset
     if path.exists():
         return path
     siblings = [file.name for file in path.parent.glob("*") if file.suffix in SUFFIXES]

@@ -27,7 +27,7 @@ from buckeye.mcp.config import GymConfig, load_gym_config
 from buckeye.mcp.environment import FORMER_ARGUMENTS, is_mcp
 from buckeye.mcp.gateway.settings import API_KEY_VARIABLE, DEFAULT_SESSIONS, parse_variable_headers
 from buckeye.mcp.grading.schema import needs_math
-from buckeye.mcp.tasks.dataset import is_dataset
+from buckeye.mcp.tasks.dataset import find_images, is_dataset
 from buckeye.mcp.tasks.task_schema import HttpServer, McpTask
 from buckeye.mcp.tasks.trust import read_taskset
 from buckeye.mcp.tasks.variables import find_server_variables, resolve_variables
@@ -138,7 +138,18 @@ def _check_keys(servers: Mapping[str, HttpServer], started: Sequence[int], known
 
 def mcp_tasks(environments: Iterable[EnvConfig]) -> list[McpTask]:
     """Return the tasks of the MCP environments. Raises UsageError if a task file cannot be read."""
-    return _read_tasks(_argument_values(environments, *_DATASET_ARGUMENTS))
+    return _read_tasks(dataset_names(environments))
+
+
+def dataset_names(environments: Iterable[EnvConfig]) -> list[str]:
+    """Return the datasets of the MCP environments: files, folders and names on the hub."""
+    return _argument_values(environments, *_DATASET_ARGUMENTS)
+
+
+def gateway_images(environments: Iterable[EnvConfig]) -> tuple[str, ...]:
+    """Return the images that gateways on this machine start for the tasks."""
+    known = variables()
+    return find_images([task for task in mcp_tasks(environments) if _local_servers(task, known)])
 
 
 def _read_tasks(names: Iterable[str]) -> list[McpTask]:
@@ -170,7 +181,7 @@ def mcp_extras(environments: Sequence[EnvConfig]) -> set[str]:
 
     Raises UsageError if a task file or a configuration cannot be read.
     """
-    datasets = [Path(name).expanduser() for name in _argument_values(environments, *_DATASET_ARGUMENTS)]
+    datasets = [Path(name).expanduser() for name in dataset_names(environments)]
     extras = {"mcp"} if datasets or _argument_values(environments, "config_path") else set[str]()
     if any(not path.exists() or is_dataset(path) for path in datasets):
         extras.add("hub")
@@ -181,7 +192,7 @@ def mcp_extras(environments: Sequence[EnvConfig]) -> set[str]:
 
 def _local_sources(environments: Sequence[EnvConfig]) -> list[GymConfig | McpTask]:
     """Return the tasks in files of this machine, and the configurations of the MCP environments."""
-    datasets = _argument_values(environments, *_DATASET_ARGUMENTS)
+    datasets = dataset_names(environments)
     configs = _argument_values(environments, "config_path")
     return [
         *_read_tasks(name for name in datasets if Path(name).expanduser().exists()),

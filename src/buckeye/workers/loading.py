@@ -76,7 +76,7 @@ def open_in_process(env_id: str, args: Mapping[str, Any], settings: WorkerSettin
         environment = _build_in_process(env_id, args)
         if environment is not None:
             return environment
-    _find_interpreter(env_id, settings)
+    find_interpreter(env_id, settings)
     return None
 
 
@@ -104,7 +104,7 @@ def _build_in_process(env_id: str, args: Mapping[str, Any]) -> Environment | Non
     """
     name = canonicalize_name(env_id.partition("@")[0].rpartition("/")[2])
     is_registered = name in map(canonicalize_name, installed_environments())
-    if not is_registered and find_installed(_package_name(env_id)) is not None:
+    if not is_registered and find_installed(package_name(env_id)) is not None:
         return None
     loader = find_local_loader(env_id)
     if loader is None:
@@ -118,8 +118,8 @@ def _build_in_process(env_id: str, args: Mapping[str, Any]) -> Environment | Non
 
 
 def _open_worker(env_id: str, args: Mapping[str, Any], settings: WorkerSettings) -> Environment:
-    """Load the environment in a worker, with the interpreter that `_find_interpreter` returns."""
-    package = _package_name(env_id)
+    """Load the environment in a worker, with the interpreter that `find_interpreter` returns."""
+    package = package_name(env_id)
     installed = find_installed(package)
     if installed is not None and (edited := installed.edited_file()) is not None:
         log.warning(
@@ -132,13 +132,17 @@ def _open_worker(env_id: str, args: Mapping[str, Any], settings: WorkerSettings)
         settings = replace(settings, module=installed.module)
     elif find_bundled_project(env_id) is not None:
         settings = replace(settings, module=__name__)
-    return open_worker_environment(env_id, args, _find_interpreter(env_id, settings), settings)
+    return open_worker_environment(env_id, args, find_interpreter(env_id, settings), settings)
 
 
-def _find_interpreter(env_id: str, settings: WorkerSettings) -> Path:
+def find_interpreter(env_id: str, settings: WorkerSettings) -> Path:
+    """Return the interpreter for the workers of an environment.
+
+    Raises EnvironmentNotFoundError if the environment is not on this machine.
+    """
     if settings.python is not None:
         return settings.python
-    installed = find_installed(_package_name(env_id))
+    installed = find_installed(package_name(env_id))
     if installed is not None:
         return installed.python
     if _can_run_in_this_interpreter(env_id):
@@ -146,7 +150,7 @@ def _find_interpreter(env_id: str, settings: WorkerSettings) -> Path:
     raise _not_found(env_id)
 
 
-def _package_name(env_id: str) -> str:
+def package_name(env_id: str) -> str:
     """Return the name of an environment's package: `reasoning-gym` for `reasoning-gym/chain_sum`."""
     library = env_id.partition("/")[0]
     return library if library in LIBRARIES else env_id

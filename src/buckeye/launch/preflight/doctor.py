@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Literal
@@ -31,6 +31,7 @@ from buckeye.launch.preflight.model import (
 from buckeye.launch.preflight.resource_checks import (
     check_directory,
     check_keys,
+    check_network,
     check_ports,
     check_servers,
     check_shared_memory,
@@ -47,10 +48,12 @@ from buckeye.launch.preflight.software_checks import (
 from buckeye.launch.preflight.task_checks import check_tasks, check_tasks_quickly
 from buckeye.launch.preflight.trainer_checks import reference_warnings, trainer_warnings
 
-Occasion = Literal["start", "dry run", "doctor"]
-_EVERY_TIME: Sequence[Occasion] = ("start", "dry run", "doctor")
-_BEFORE_RUNS: Sequence[Occasion] = ("start", "doctor")
-_OFFLINE: Sequence[Occasion] = ("dry run", "doctor")
+Occasion = Literal["start", "dry run", "doctor", "offline"]
+_EVERY_TIME: Sequence[Occasion] = ("start", "dry run", "doctor", "offline")
+_BEFORE_RUNS: Sequence[Occasion] = ("start", "doctor", "offline")
+_DOCTOR: Sequence[Occasion] = ("doctor", "offline")
+_WITHOUT_NETWORK: Sequence[Occasion] = ("dry run", "doctor", "offline")
+_WITH_NETWORK: Sequence[Occasion] = ("start", "doctor")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,12 +61,14 @@ class PreflightContext:
     """Input of the checks: this machine and, unless `config` is None, a run.
 
     `sample` is the number of groups of rollouts that the checks run with the model. `progress` gets a text
-    before a slow check. `results` collects the results of finished checks.
+    before a slow check. `fetch` is the command that downloads everything that the run needs, if the run will
+    have no network; "" otherwise. `results` collects the results of finished checks.
     """
 
     config: RLConfig | None
     sample: int = 0
     progress: Callable[[str], None] = lambda _: None
+    fetch: str = ""
     results: list[Check] = field(default_factory=list)
 
     @property
@@ -103,12 +108,12 @@ class PreflightContext:
 class PreflightCheck:
     """A check, and the occasions when it runs.
 
-    A start of `rl` runs the fast checks. `rl --dry-run` runs the checks that need no network. `needs_config`
-    is False for a check of the machine that needs no run.
+    A start of `rl` runs the fast checks. `rl --dry-run` and `rl doctor --offline` run the checks that need no
+    network. `needs_config` is False for a check of the machine that needs no run.
     """
 
     run: Callable[[PreflightContext], Check | Iterable[Check]]
-    occasions: Sequence[Occasion] = ("doctor",)
+    occasions: Sequence[Occasion] = _DOCTOR
     needs_config: bool = True
 
 
@@ -124,7 +129,11 @@ def run_preflight_checks(
 
 
 def _model(context: PreflightContext) -> Check:
-    return check_model(context.run, vllm=uses_vllm(context.run, on_gpu=bool(context.gpus)))
+    check = check_model(context.run, vllm=uses_vllm(context.run, on_gpu=bool(context.gpus)))
+    if context.fetch and context.model_path is None and check.state == "skipped":
+        name = context.run.trainer.model.name
+        return failed(MODEL, f"{name} is not complete on this machine", context.fetch, code="BK-OFFLINE")
+    return check
 
 
 def _model_on_hub(context: PreflightContext) -> Iterable[Check]:
@@ -143,7 +152,9 @@ def _settings(context: PreflightContext) -> Iterable[Check]:
     """Yield failures for settings that the trainer rejects, and warnings for models that it must download."""
     problems = trainer_warnings(context.run, context.usable_model, on_gpu=bool(context.gpus))
     yield from (failed("settings", line, "") for line in problems)
-    yield from (warning("settings", line, "") for line in reference_warnings(context.run.trainer.loss))
+    for line in reference_warnings(context.run.trainer.loss):
+        is_missing = bool(context.fetch)
+        yield (failed if is_missing else warning)("settings", line, context.fetch)
 
 
 def _memory_plan(context: PreflightContext) -> Iterable[Check]:
@@ -161,9 +172,10 @@ def _disk(context: PreflightContext) -> Iterable[Check]:
         yield check_disk(context.run, estimate_disk(context.run, context.model_path))
 
 
-def _tasks(context: PreflightContext) -> Iterable[Check]:
+def _tasks(context: PreflightContext) -> Iterator[Check]:
     context.progress("loading the environments")
-    return check_tasks(context.run, None if context.has_failed(TOKENIZER) else context.usable_model)
+    for check in check_tasks(context.run, None if context.has_failed(TOKENIZER) else context.usable_model):
+        yield replace(check, do=context.fetch) if context.fetch and check.code == "BK-OFFLINE" else check
 
 
 def _tasks_quickly(context: PreflightContext) -> list[Check]:
@@ -188,19 +200,20 @@ CHECKS: Sequence[PreflightCheck] = (
         needs_config=False,
     ),
     PreflightCheck(_model, _EVERY_TIME),
-    PreflightCheck(_model_on_hub),
+    PreflightCheck(_model_on_hub, ("doctor",)),
     PreflightCheck(_tokenizer, _EVERY_TIME),
     PreflightCheck(_settings, _EVERY_TIME),
-    PreflightCheck(lambda context: check_processes(context.run, context.usable_model), _OFFLINE),
-    PreflightCheck(lambda context: check_colocation(context.run, context.gpus), _OFFLINE),
+    PreflightCheck(lambda context: check_processes(context.run, context.usable_model), _WITHOUT_NETWORK),
+    PreflightCheck(lambda context: check_colocation(context.run, context.gpus), _WITHOUT_NETWORK),
     PreflightCheck(_memory_plan, _BEFORE_RUNS),
-    PreflightCheck(_trainer, _OFFLINE),
-    PreflightCheck(_disk, _OFFLINE),
+    PreflightCheck(_trainer, _WITHOUT_NETWORK),
+    PreflightCheck(_disk, _WITHOUT_NETWORK),
     PreflightCheck(lambda context: check_ports(context.run)),
-    PreflightCheck(lambda context: check_servers(context.run), _BEFORE_RUNS),
-    PreflightCheck(lambda context: check_store(context.run), _BEFORE_RUNS),
-    PreflightCheck(lambda context: check_keys(context.run), _OFFLINE),
+    PreflightCheck(lambda context: check_servers(context.run), _WITH_NETWORK),
+    PreflightCheck(lambda context: check_store(context.run), _WITH_NETWORK),
+    PreflightCheck(lambda context: check_network(context.run), ("offline",)),
+    PreflightCheck(lambda context: check_keys(context.run), _WITHOUT_NETWORK),
     PreflightCheck(_tasks_quickly, ("start",)),
-    PreflightCheck(_tasks, _OFFLINE),
+    PreflightCheck(_tasks, _WITHOUT_NETWORK),
 )
 """All checks before a run, except the checks of `rl doctor` that run rollouts."""

@@ -38,6 +38,8 @@ from buckeye.trainer.model.trainable import unpacked_reasons, untrainable_reason
 from buckeye.transport.checkpoint import check_shard_format
 
 MODEL, TOKENIZER = "model", "tokenizer"
+MODEL_FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "tokenizer.model"]
+"""Files of a model's repository that are downloaded. The cached copy of a model is complete with these."""
 _LOOKUP_SECONDS = 10.0
 _EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts")
 
@@ -347,7 +349,9 @@ def find_model(name: str, revision: str | None = None) -> Path | None:
     except ImportError:
         return None
     try:
-        return Path(snapshot_download(name, revision=revision, local_files_only=True)).resolve()
+        return Path(
+            snapshot_download(name, revision=revision, allow_patterns=MODEL_FILES, local_files_only=True)
+        ).resolve()
     except Exception:  # the hub's errors for "not cached" and "invalid id" differ between its versions
         return None
 
@@ -499,7 +503,7 @@ def fetch_model(name: str, revision: str | None = None, *, at: str = "model.name
             snapshot_download(
                 name,
                 revision=revision,
-                allow_patterns=["*.json", "*.safetensors", "*.jinja", "*.txt", "tokenizer.model"],
+                allow_patterns=MODEL_FILES,
                 token=key("HF_TOKEN") or None,
             )
         ).resolve()

@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+import shlex
 import tempfile
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import httpx
 
 from buckeye.base.disk import free_bytes, human_bytes, is_disk_full, total_bytes
 from buckeye.base.keys import key
+from buckeye.base.request_gate import is_loopback
 from buckeye.config.rl import RLConfig
 from buckeye.errors import BuckeyeError, UsageError
+from buckeye.launch.mcp_gateways import mcp_tasks
 from buckeye.launch.plan import fixed_ports
 from buckeye.launch.preflight.check import Check, failed, failed_with, ok, skipped, warning
 from buckeye.launch.preflight.ports import is_free
+from buckeye.launch.run_keys import rollout_environments
+from buckeye.mcp.tasks.task_schema import HttpServer
 from buckeye.monitor.tracker_threads import check_trackers
+from buckeye.monitor.wandb_tracker import wandb_mode
 from buckeye.transport.object_store import CheckpointStore
 
 DIRECTORY, SERVERS, PORTS = "run directory", "inference servers", "ports"
-STORE = "checkpoint store"
+STORE, NETWORK = "checkpoint store", "network"
+_DOWNLOADERS = ("uvx", "npx", "bunx", "pipx")
 _SERVER_SECONDS = 5.0
 _SMALL_SHM = 1_000_000_000
 _SHM = Path("/dev/shm")  # noqa: S108  the mount itself is checked
@@ -109,6 +119,47 @@ def check_keys(config: RLConfig, *, is_local_run: bool = True) -> Check:
         return failed_with("keys", error)
     text = "Weights & Biases has a key, or is offline" if settings is not None else "no key needed"
     return ok("keys", f"{text}{'; HF_TOKEN is set' if key('HF_TOKEN') else ''}")
+
+
+def check_network(config: RLConfig) -> Check:
+    """List the addresses outside this machine that a run uses, and programs that download at each start."""
+    uses = [*_addresses(config), *_task_addresses(config)]
+    if config.trainer.wandb is not None and wandb_mode(config.trainer.wandb) == "online":
+        uses.append("Weights & Biases (writes to disk without a network; `--wandb.offline` does so at once)")
+    if not uses:
+        return ok(NETWORK, "not used")
+    return warning(
+        NETWORK, f"the run uses {'; '.join(uses)}", "make them reachable, or change these settings"
+    )
+
+
+def _addresses(config: RLConfig) -> Iterator[str]:
+    servers = {"orchestrator.client.base_url": config.orchestrator.client.base_url}
+    if config.inference is not None:
+        servers.clear()
+    if config.orchestrator.teacher is not None:
+        servers["orchestrator.teacher.base_url"] = config.orchestrator.teacher.base_url
+    for setting, urls in servers.items():
+        yield from (f"{url} (`{setting}`)" for url in urls if not is_loopback(urlsplit(url).hostname or ""))
+    ckpt = config.trainer.ckpt
+    if ckpt is not None and ckpt.store is not None:
+        yield f"{ckpt.store} (`ckpt.store`)"
+
+
+def _task_addresses(config: RLConfig) -> Iterator[str]:
+    """Yield the servers of MCP tasks on other machines, and programs that download other programs."""
+    with suppress(BuckeyeError):  # another check reports tasks that cannot be read
+        servers = [
+            server for task in mcp_tasks(rollout_environments(config)) for server in task.mcp_config.values()
+        ]
+        urls = [server.url for server in servers if isinstance(server, HttpServer)]
+        yield from dict.fromkeys(url for url in urls if not is_loopback(urlsplit(url).hostname or ""))
+        programs = [server for server in servers if not isinstance(server, HttpServer)]
+        yield from dict.fromkeys(
+            f"`{shlex.join([server.command, *server.args])}`, which downloads a program: install it"
+            for server in programs
+            if Path(server.command).name in _DOWNLOADERS
+        )
 
 
 def check_shared_memory(*, needed: bool, path: Path = _SHM) -> Check:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import glob
+import logging
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,8 @@ from buckeye.mcp.tasks.task_files import read_rows, read_tasks
 from buckeye.mcp.tasks.task_schema import HttpServer, McpTask
 from buckeye.mcp.tasks.variables import find_server_variables
 from buckeye.mcp.workdir.initial_files import SizeLimit, pack_files, resolve_files
+
+log = logging.getLogger(__name__)
 
 CARD = "README.md"
 MAX_FILES_BYTES = 2**30
@@ -88,33 +92,83 @@ def describe_archives(folder: Path) -> str:
 def find_taskset(name: str, subset: str = "") -> Path:
     """Return the path of a taskset: a local file or folder, or a Hugging Face dataset ORG/NAME.
 
-    Download the dataset, or only the files in its folder `subset`. Raises UsageError if the dataset is not
-    found, is too large, or cannot be downloaded.
+    Download the dataset, or only the files in its folder `subset`. If the hub cannot be reached, return the
+    downloaded dataset. Raises UsageError if the dataset is not found, is too large, or cannot be downloaded.
     """
-    path = Path(name).expanduser()
-    if path.exists() or not _HUB_NAME.fullmatch(name) or path.suffix in _FILE_SUFFIXES:
-        return path
+    if not is_hub_dataset(name):
+        return Path(name).expanduser()
     need("huggingface_hub", f"{name} is not a path in {Path.cwd()}; a dataset of the Hugging Face hub")
-    from huggingface_hub import HfApi, constants, snapshot_download
+    from huggingface_hub import constants, snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError
 
     try:
+        if constants.HF_HUB_OFFLINE:
+            return downloaded_dataset(name, subset)
+        patterns = hub_files(name, subset)
         token = key("HF_TOKEN") or None
-        patterns = ["*.parquet", f"{FILES}/*.tar.gz"]
-        if not constants.HF_HUB_OFFLINE:
-            files = HfApi(token=token).dataset_info(name, files_metadata=True).siblings or ()
-            patterns = _files_to_download(name, {file.rfilename: file.size or 0 for file in files}, subset)
         return Path(snapshot_download(name, repo_type="dataset", allow_patterns=patterns, token=token))
     except UsageError:
         raise
-    except Exception as error:  # such as no network, no permission or an unknown name
-        reason = first_line(error)
-        if constants.HF_HUB_OFFLINE:
-            reason = "not in the local cache, and downloads are off (--dry-run or HF_HUB_OFFLINE)"
+    except Exception as error:  # no network, no permission, an unknown name: the hub's errors vary
+        if not isinstance(error, HfHubHTTPError):  # the hub has not replied
+            with suppress(UsageError):
+                path = downloaded_dataset(name, subset)
+                log.warning("%s: using the downloaded dataset: %s", name, first_line(error))
+                return path
         raise UsageError(
-            f"cannot download dataset {name} from the Hugging Face hub: {reason}",
+            f"cannot download dataset {name} from the Hugging Face hub: {first_line(error)}",
             code="BK-DATA-NOT-FOUND",
             hint=f"check the name; {Path.cwd()} has no path {name} either",
         ) from None
+
+
+def is_hub_dataset(name: str) -> bool:
+    """Return True if `name` is not a path, but the name of a dataset on the Hugging Face hub."""
+    path = Path(name).expanduser()
+    return not path.exists() and bool(_HUB_NAME.fullmatch(name)) and path.suffix not in _FILE_SUFFIXES
+
+
+def hub_files(name: str, subset: str = "") -> list[str]:
+    """Return the files of a hub dataset that `find_taskset` downloads.
+
+    Raises UsageError if they are too large, and errors of the hub's library.
+    """
+    from huggingface_hub import HfApi
+
+    files = HfApi(token=key("HF_TOKEN") or None).dataset_info(name, files_metadata=True).siblings or ()
+    return _files_to_download(name, {file.rfilename: file.size or 0 for file in files}, subset)
+
+
+def downloaded_dataset(name: str, subset: str) -> Path:
+    """Return the folder of a dataset that was downloaded in full. Raises UsageError without one."""
+    from huggingface_hub import snapshot_download
+
+    try:
+        patterns = _listed_files(name, subset)
+        return Path(
+            snapshot_download(name, repo_type="dataset", allow_patterns=patterns, local_files_only=True)
+        )
+    except Exception as error:  # the hub's errors for "not cached" and "incomplete" differ between versions
+        raise UsageError(
+            f"dataset {name} is not complete in the local cache, and downloads are off (HF_HUB_OFFLINE, "
+            "--dry-run or --offline)",
+            code="BK-OFFLINE",
+            hint="run `buckeye fetch` with the configuration of the run; "
+            f"{Path.cwd()} has no path {name} either",
+        ) from error
+
+
+def _listed_files(name: str, subset: str) -> list[str] | None:
+    """Return the files to download, from the list that a download left in the cache; None without a list."""
+    try:
+        from huggingface_hub import get_cached_repo_tree
+    except ImportError:  # older versions keep no list
+        return None
+    try:
+        files = get_cached_repo_tree(name, repo_type="dataset")
+    except Exception:
+        return None
+    return _files_to_download(name, {file.path: file.size for file in files}, subset)
 
 
 def _files_to_download(name: str, sizes: Mapping[str, int], subset: str) -> list[str]:

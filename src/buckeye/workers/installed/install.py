@@ -183,7 +183,7 @@ class _Installation:
         If the hub's public index lacks the package, download the package with the hub key.
         """
         source = self.source
-        index = source.index if source.path is None else None
+        index = source.index if source.path is None and source.repository is None else None
         try:
             installer.install(
                 source.requirement, index=index, is_exclusive=True, dependencies=False, folder=scratch

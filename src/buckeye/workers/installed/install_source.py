@@ -33,6 +33,7 @@ _EXTRAS = re.compile(r"(?P<what>.*?)\[(?P<extras>[\w.\- ,]*)\](?P<rest>[^\[\]/]*
 _HUB_ID = re.compile(
     r"(?P<owner>[A-Za-z0-9][\w.-]*)/(?P<name>[A-Za-z0-9][\w.-]*?)(?:(?:@|==)(?P<version>[^@/=]+))?", re.ASCII
 )
+_GIT = re.compile(r"@\s*git\+")
 _PROJECT_FILES = ("pyproject.toml", "setup.py")
 _ARCHIVES = (".whl", ".tar.gz", ".zip")
 
@@ -42,8 +43,9 @@ class InstallSource:
     """Package of an environment, and the place to get it from.
 
     `text` is the user's input. `name` is the canonical name of the package. `specifier` is the version, such
-    as "==0.1.12"; "" allows any. `path` is a local project or archive. Only `index` may provide this package
-    (None: the default index); its dependencies may come from other indexes.
+    as "==0.1.12"; "" allows any. `repository` is a git URL, such as "git+https://host/name@v1". `path` is a
+    local project or archive. Only `index` may provide this package (None: the default index); its
+    dependencies may come from other indexes.
     """
 
     kind: Literal["hub", "path", "package"]
@@ -51,6 +53,7 @@ class InstallSource:
     name: str
     owner: str | None = None
     specifier: str = ""
+    repository: str | None = None
     extras: tuple[str, ...] = ()
     path: Path | None = None
     index: str | None = None
@@ -59,6 +62,8 @@ class InstallSource:
     def requirement(self) -> str:
         """Requirement to pass to uv or pip."""
         extras = f"[{','.join(self.extras)}]" if self.extras else ""
+        if self.repository is not None:
+            return f"{self.name}{extras} @ {self.repository}"
         return f"{self.path}{extras}" if self.path is not None else f"{self.name}{extras}{self.specifier}"
 
     @property
@@ -68,13 +73,15 @@ class InstallSource:
 
 
 def parse_source(text: str, index: str | None = None) -> InstallSource:
-    """Parse a path, OWNER/NAME[@VERSION] or PACKAGE[==VERSION], each with optional [EXTRAS].
+    """Parse a path, OWNER/NAME[@VERSION], PACKAGE[==VERSION] or `PACKAGE @ git+URL`, with optional [EXTRAS].
 
-    Raises UsageError for anything else, and for an index URL with a password.
+    Raises UsageError for anything else, and for a URL with a password.
     """
     _check_index(index)
     if "\0" in text:  # paths cannot contain zero bytes
         raise _format_error(text)
+    if _GIT.search(text):
+        return _parse_git(text, index)
     match = _EXTRAS.fullmatch(text)
     what = f"{match['what']}{match['rest']}" if match else text
     extras = tuple(e.strip() for e in match["extras"].split(",") if e.strip()) if match else ()
@@ -116,6 +123,22 @@ def unsupported_library_error(name: str) -> UsageError | None:
     )
 
 
+def _parse_git(text: str, index: str | None) -> InstallSource:
+    try:
+        requirement = Requirement(text)
+    except InvalidRequirement:
+        raise _format_error(text) from None
+    _refuse_password(str(requirement.url).removeprefix("git+"), text.partition("@")[0].strip())
+    return InstallSource(
+        kind="package",
+        text=text,
+        name=canonicalize_name(requirement.name),
+        repository=requirement.url,
+        extras=tuple(sorted(requirement.extras)),
+        index=index,
+    )
+
+
 def _parse_package(what: str, text: str, extras: tuple[str, ...], index: str | None) -> InstallSource:
     name, at, version = what.partition("@")
     try:
@@ -138,7 +161,8 @@ def _format_error(text: str) -> UsageError:
     return UsageError(
         f"{text!r} is not an environment id, a package or a path",
         code="BK-CLI-ARGUMENT",
-        hint="write OWNER/NAME[@VERSION], PACKAGE[==VERSION], or the path of a project folder or a wheel",
+        hint="write OWNER/NAME[@VERSION], PACKAGE[==VERSION], 'PACKAGE @ git+URL', or the path of a "
+        "project folder or a wheel",
     )
 
 
@@ -200,16 +224,20 @@ def _name_of_archive(path: Path) -> str:
 def _check_index(index: str | None) -> None:
     if index is None:
         return
-    parts = urlsplit(index)
-    if parts.scheme not in ("http", "https", "file"):
+    if urlsplit(index).scheme not in ("http", "https", "file"):
         raise UsageError(
             f"--index: {index!r} is not the URL of a package index",
             code="BK-CLI-ARGUMENT",
             hint="write a URL such as https://host/simple/",
         )
-    if "@" in parts.netloc:
+    _refuse_password(index, "--index")
+
+
+def _refuse_password(url: str, subject: str) -> None:
+    user = urlsplit(url).netloc.rpartition("@")[0]
+    if user and (user != "git" or ":" in user):  # git@host is the user of ssh, not a secret
         raise UsageError(
-            "--index: the URL has a password or token, which all users of this machine can read",
+            f"{subject}: the URL has a password or token, which all users of this machine can read",
             code="BK-CLI-ARGUMENT",
             hint="move the password from the URL to ~/.netrc",
         )
