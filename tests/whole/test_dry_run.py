@@ -224,7 +224,7 @@ def test_nothing_is_touched_if_the_file_says_it(call, place, rest):
 
 @pytest.mark.parametrize("words", [words for words in ALL if not takes_it(words)], ids=" ".join)
 def test_where_there_is_none_it_is_refused_and_not_ignored(call, words):
-    rest = ("@", "run.toml") if words in (("rl", "doctor"), ("rl", "tune")) else ("x",)
+    rest = ("@", "run.toml") if words in (("rl", "doctor"), ("rl", "tune"), ("fetch",)) else ("x",)
     for said in ((*words, *rest, "--dry-run"), (*words, "--dry-run", *rest)):
         done = call(said)
         assert (done.returncode, done.touched, done.events, done.asked) == (2, [], [], []), done.stderr

@@ -54,6 +54,9 @@ def fetch(
         raise UsageError("a configuration is missing", code="BK-CLI-MISSING", hint=hint)
     folders = _choose_folders(to) if to is not None else {}
     config = load(RLConfig, context.args, "buckeye fetch")
+    if config.dry_run:
+        message = "`buckeye fetch`: does not accept --dry-run"
+        raise UsageError(message, code="BK-CLI-CONFLICT", hint="Leave --dry-run out of the configuration")
     from buckeye.launch.fetch import FetchedItem, fetch_run
 
     items: list[FetchedItem] = []
