@@ -9,7 +9,7 @@ PYTEST := OMP_WAIT_POLICY=passive $(BIN)/pytest -n $(WORKERS) --dist loadfile
 TESTS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check docs format test test-all wording reference audit mutants
+.PHONY: help setup demo check docs format test test-all wording reference audit licenses wheels mutants
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -52,6 +52,12 @@ reference: setup  ## Write the pages of docs/reference that are made from the co
 
 audit: setup  ## Known holes in what this depends on, as far as their list can be reached
 	@$(BIN)/python tools/audit.py
+
+licenses: setup  ## The license of every package that is installed with Buckeye
+	@$(BIN)/python tools/audit.py licenses
+
+wheels: setup  ## Build dist/: wheel, source archive and list of components (CycloneDX); check content and version
+	@$(BIN)/python tools/release.py
 
 mutants: setup  ## Random small defects in the core, and which of them no test notices (an hour)
 	@$(BIN)/python tools/mutants.py

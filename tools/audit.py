@@ -1,6 +1,7 @@
 """Run pip-audit on the packages in uv.lock, with the vulnerability lists that can be reached.
 
 Reports the lists that could not be reached. Exit code 1 if a known vulnerability is found, else 0.
+`audit.py licenses [EXTRA ...]` prints the license of each package of the extras instead (default: `train`).
 """
 
 from __future__ import annotations
@@ -9,13 +10,18 @@ import json
 import subprocess
 import sys
 import tempfile
+from collections import Counter
+from importlib import metadata
 from pathlib import Path
 
+UNKNOWN = "unknown"
 UV = str(Path(sys.executable).with_name("uv"))
 
 
 def main() -> int:
-    """Run the audit and print its results."""
+    """Run the audit or list the licenses, and print the results."""
+    if sys.argv[1:2] == ["licenses"]:
+        return print_licenses(sys.argv[2:] or ["train"])
     with tempfile.TemporaryDirectory() as folder:
         requirements, report = Path(folder, "requirements.txt"), Path(folder, "report.json")
         export = [UV, "export", "--quiet", "--frozen", "--all-extras", "--no-emit-workspace", "-o"]
@@ -39,6 +45,43 @@ def main() -> int:
     if not audited:
         print("audit skipped: the package index has no list of vulnerabilities")
     return 1 if count else 0
+
+
+def print_licenses(extras: list[str]) -> int:
+    """Print name, version and license of the packages of the extras; return 1 if a license is unknown.
+
+    Packages for other platforms are not installed, so their licenses are not known here.
+    """
+    options = [word for extra in extras for word in ("--extra", extra)]
+    export = [UV, "export", "--quiet", "--frozen", "--no-dev", "--no-hashes", "--no-emit-workspace", *options]
+    lines = subprocess.run(export, check=True, capture_output=True, text=True).stdout.splitlines()
+    pinned = (line for line in lines if "==" in line and not line.startswith((" ", "#")))
+    names = dict.fromkeys(line.partition("==")[0] for line in pinned)
+    counts: Counter[str] = Counter()
+    for name in names:
+        try:
+            found = metadata.distribution(name)
+        except metadata.PackageNotFoundError:
+            counts["not installed here"] += 1
+            continue
+        license_name = license_of(found)
+        counts[license_name] += 1
+        print(f"{name:<32}{found.version:<16}{license_name}")
+    print("\n" + "\n".join(f"{count:>4}  {license_name}" for license_name, count in counts.most_common()))
+    return 1 if UNKNOWN in counts else 0
+
+
+def license_of(package: metadata.Distribution) -> str:
+    """Return the license of a package: the expression, classifiers or name in its metadata, or its file."""
+    found = package.metadata
+    if expression := found.get("License-Expression"):
+        return expression
+    classified = [line for line in found.get_all("Classifier") or () if line.startswith("License ::")]
+    if names := [line.rpartition(" :: ")[2] for line in classified if line != "License :: OSI Approved"]:
+        return " AND ".join(names)
+    files = [path for path in package.files or () if path.name.upper().startswith(("LICENSE", "LICENCE"))]
+    texts = [found.get("License") or "", *(path.read_text() for path in files)]
+    return next((text.split("\n")[0].strip()[:60] for text in map(str.strip, texts) if text), UNKNOWN)
 
 
 if __name__ == "__main__":

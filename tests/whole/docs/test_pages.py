@@ -30,7 +30,11 @@ from buckeye.workers.worker_side.adapters import agent, reasoning_gym, textarena
 
 problem = cache(printed_commands.problem)
 INDEX = ROOT / "docs" / "README.md"
-PAGES = [ROOT / "README.md", ROOT / "benchmarks" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "AGENTS.md", "SECURITY.md", "benchmarks/README.md")),
+    *sorted((ROOT / "skills").rglob("*.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
 TEXTS = {page: page.read_text(encoding="utf-8") for page in PAGES}
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
