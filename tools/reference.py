@@ -47,8 +47,18 @@ def commands() -> str:
             ((f"[`buckeye {c.name}`](#buckeye-{c.name.replace(' ', '-')})", c.summary) for c in shown),
         ),
         *(f"## buckeye {c.name}\n\n```text\n{_help_text(c)}```" for c in shown),
+        "## JSON output\n\n`--json` prints one JSON value on stdout. Progress and warnings are on stderr. "
+        "A later version may add keys.\n\n"
+        + _table(
+            ("command", "value"), ((f"`{c.name}`", TEXTS["json"][c.name]) for c in shown if _has_json(c))
+        ),
     ]
     return _page("Commands", TEXTS["intros"]["commands"], parts)
+
+
+def _has_json(command: Command) -> bool:
+    """Return True if typer parses the args of a command, and it has the flag --json."""
+    return not command.takes_settings and any("--json" in p.opts for p in typer_command(command.name).params)
 
 
 def settings() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -16,11 +17,12 @@ def env_new(
     name: Annotated[str, typer.Argument(help="Lower-case letters, digits and hyphens, such as my-game.")],
     kind: Annotated[str, typer.Option(help="mcp: tools of an MCP server; python: a class.")] = "mcp",
     folder: Annotated[Path | None, typer.Option("--dir", help="New folder. Default: NAME.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Create a new environment: a project with example tasks and tests, ready to run and to change."""
     project = folder or Path(name)
-    for path in create_project(name, kind, project):
-        typer.echo(str(path))
+    files = [str(path) for path in create_project(name, kind, project)]
+    typer.echo(json.dumps({"directory": str(project), "files": files}) if as_json else "\n".join(files))
     typer.echo(f"Next: read {project / 'README.md'}", err=True)
 
 

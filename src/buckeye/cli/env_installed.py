@@ -43,6 +43,7 @@ def env_install(
     variables: VariablesOption = None,
     force: Annotated[bool, typer.Option(help="Replace an installed environment of this name.")] = False,
     smoke: Annotated[bool, typer.Option(help="Load the environment and run a test rollout.")] = True,
+    as_json: _Json = False,
 ) -> None:
     """Install an environment with a separate interpreter and dependencies, and run a test rollout."""
     from buckeye.base.keys import check_variables
@@ -55,6 +56,11 @@ def env_install(
         what=what, index=index, python=python, extra=extra or (), locked=locked, force=force
     )
     environment = install_environment(request, report=lambda line: typer.echo(line, err=True))
+    if as_json:
+        if smoke:
+            _run_smoke_rollout(environment, names, err=True)
+        typer.echo(json.dumps(_row(environment), ensure_ascii=False))
+        return
     typer.echo(
         f"{environment.id} {environment.version} ({environment.generation}, "
         f"Python {environment.python_version}, {len(environment.requirements)} packages) "
@@ -126,7 +132,7 @@ def env_remove(
     typer.echo(f"{environment.id} {environment.version} removed")
 
 
-def _run_smoke_rollout(environment: InstalledEnvironment, variables: list[str]) -> None:
+def _run_smoke_rollout(environment: InstalledEnvironment, variables: list[str], *, err: bool = False) -> None:
     import asyncio
 
     from buckeye.workers.installed.smoke_rollout import smoke_rollout
@@ -134,7 +140,7 @@ def _run_smoke_rollout(environment: InstalledEnvironment, variables: list[str]) 
     typer.echo("Running a test rollout", err=True)
     with status_line(f"running a test rollout of {environment.id}"):
         result = asyncio.run(smoke_rollout(environment, variables))
-    typer.echo(result.text())
+    typer.echo(result.text(), err=err)
 
 
 def _cells(environment: InstalledEnvironment) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 from typing import Annotated
 
 import typer
@@ -17,9 +18,13 @@ def explain(
         str | None,
         typer.Argument(metavar="CODE", help="Such as `BK-PORT-TAKEN` or `stale_weights`. Default: list all."),
     ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Print what an error code or a finding of `rl diagnose` means, and what to do."""
     known = explanations()
+    if code is None and as_json:
+        typer.echo(json.dumps(known, ensure_ascii=False))
+        return
     if code is None:
         width = max(map(len, known))
         for name, text in known.items():
@@ -31,7 +36,8 @@ def explain(
         near = [names[name] for name in difflib.get_close_matches(wanted, names)]
         hint = did_you_mean(near).strip() or "`buckeye explain` lists all"
         raise UsageError(f"no error code or finding is named {code!r}", code="BK-CLI-ARGUMENT", hint=hint)
-    typer.echo(f"{names[wanted]}\n\n{known[names[wanted]]}")
+    name, text = names[wanted], known[names[wanted]]
+    typer.echo(json.dumps({name: text}, ensure_ascii=False) if as_json else f"{name}\n\n{text}")
 
 
 COMMANDS = {"explain": explain}

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 from contextlib import AsyncExitStack
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Annotated, cast, get_args
 
@@ -18,6 +21,7 @@ from buckeye.launch.preflight.model import fetch_served_model, has_tokenizer, re
 from buckeye.runs.export import ExportRequest, export_model
 from buckeye.workers.loading import load_environment
 
+_Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 _EXIT = ("", "/exit", "/quit")
 _REPLY_SECONDS = 600.0
 
@@ -35,6 +39,7 @@ def model_tiny(
     hidden: Annotated[int, typer.Option(min=32, help="Hidden size, a multiple of 64.")] = 256,
     max_length: Annotated[int, typer.Option(min=64, help="Context length, in tokens.")] = 2048,
     seed: Annotated[int, typer.Option(help="Seed of the random weights.")] = 0,
+    as_json: _Json = False,
 ) -> None:
     """Create a small Qwen3-architecture model with random weights and a byte-level BPE tokenizer."""
     with status_line("importing torch"):
@@ -45,7 +50,8 @@ def model_tiny(
         texts = _read_texts(env, corpus)
         show("training the tokenizer, and writing the model")
         parameters = make_tiny_model(directory, texts=texts, size=size, seed=seed)
-    typer.echo(f"{directory}: Qwen3, {parameters:,} parameters, random weights")
+    text = f"{directory}: Qwen3, {parameters:,} parameters, random weights"
+    _print_model(directory, parameters, text, as_json=as_json)
 
 
 def model_import(
@@ -58,6 +64,7 @@ def model_import(
             help="Type of the weights. auto: float32 if the file has nothing else, else bfloat16.",
         ),
     ] = "auto",
+    as_json: _Json = False,
 ) -> None:
     """Convert a GGUF file to a model directory, with tokenizer and chat template."""
     with status_line("importing torch"):
@@ -69,7 +76,13 @@ def model_import(
         raise UsageError(message, code="BK-CLI-ARGUMENT", hint=hint)
     with status_line(f"reading {file}") as show:
         parameters = import_gguf(file, directory, report=show, precision=cast(Precision, precision))
-    typer.echo(f"{directory}: {parameters:,} parameters, from {file}")
+    _print_model(
+        directory, parameters, f"{directory}: {parameters:,} parameters, from {file}", as_json=as_json
+    )
+
+
+def _print_model(directory: Path, parameters: int, text: str, *, as_json: bool) -> None:
+    typer.echo(json.dumps({"directory": str(directory), "parameters": parameters}) if as_json else text)
 
 
 def _read_texts(env: str, corpus: Path | None) -> list[str]:
@@ -173,12 +186,16 @@ def export(
         Path | None,
         typer.Option("--output", "-o", help="New directory. Default: RUN/exports/step_N, or step_N-merged."),
     ] = None,
+    as_json: _Json = False,
 ) -> None:
     """Export a checkpoint as a Hugging Face model with a model card, and verify it."""
     request = ExportRequest(
         run=run, step=step, merge_lora=merge_lora, output=output, push=push, private=private
     )
-    exported = export_model(request, typer.echo)
+    exported = export_model(request, partial(typer.echo, err=as_json))
+    if as_json:
+        typer.echo(json.dumps(asdict(exported), default=str))
+        return
     if exported.url is not None:
         typer.echo(exported.url)
     typer.echo(f"Next: buckeye chat {exported.directory}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -19,11 +21,15 @@ def install(
     path: Annotated[
         Path | None, typer.Option(help="Folder of the environment. Default: in Buckeye's cache.")
     ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Install vLLM in a separate virtual environment, to avoid dependency conflicts."""
     environment = path or default_vllm_venv()
     for_cpu = not this_machine().gpus if cpu is None else cpu
     installed = install_vllm(environment, cpu=for_cpu, tell=lambda line: typer.echo(line, err=True))
+    if as_json:
+        typer.echo(json.dumps({**asdict(installed), "path": str(environment)}, default=str))
+        return
     typer.echo(f"{installed.distribution} {installed.version} installed in {environment}")
     if path is not None:
         typer.echo(f"To use it: export {PYTHON_VARIABLE}={installed.python}")

@@ -6,6 +6,8 @@ import pytest
 from tests.places import ROOT
 from tests.whole.docs.reference_tool import reference
 
+from buckeye.cli.tree import BY_NAME
+
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 LIMITS = {"pages": 38, "words": 36_000, "words of the README": 700}
 
@@ -14,6 +16,12 @@ LIMITS = {"pages": 38, "words": 36_000, "words of the README": 700}
 def test_a_generated_page_is_current(name):
     page = (ROOT / "docs" / "reference" / f"{name}.md").read_text(encoding="utf-8")
     assert page == reference.PAGES[name](), "run `make reference`"
+
+
+def test_json_output_of_every_command_is_described():
+    assert {name for name, command in BY_NAME.items() if reference._has_json(command)} == set(
+        reference.TEXTS["json"]
+    )
 
 
 def test_every_environment_variable_has_a_meaning_and_a_reader():

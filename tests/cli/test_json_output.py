@@ -1,0 +1,34 @@
+"""JSON of commands whose output is otherwise text."""
+
+import json
+from pathlib import Path
+
+from buckeye.base.explanations import explanations
+from tests.command import run_here
+
+
+def value(*words, cwd):
+    done = run_here(*words, "--json", cwd=cwd)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_explain(tmp_path):
+    assert value("explain", cwd=tmp_path) == explanations()
+    assert value("explain", "bk-disk-full", cwd=tmp_path) == {"BK-DISK-FULL": explanations()["BK-DISK-FULL"]}
+
+
+def test_env_new(tmp_path):
+    made = value("env", "new", "my-game", "--kind", "python", cwd=tmp_path)
+    assert made["directory"] == "my-game"
+    assert "my-game/pyproject.toml" in made["files"]
+    assert all((tmp_path / name).is_file() for name in made["files"])
+
+
+def test_model_tiny(tmp_path):
+    (tmp_path / "corpus.txt").write_text("one two three\n" * 50)
+    size = ("--vocab-size", "300", "--layers", "1", "--hidden", "64")
+    made = value("model", "tiny", "m", "--corpus", "corpus.txt", *size, cwd=tmp_path)
+    assert made["directory"] == "m"
+    assert made["parameters"] > 10_000
+    assert Path(tmp_path, "m", "config.json").is_file()
