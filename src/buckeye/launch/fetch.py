@@ -98,7 +98,7 @@ def fetch_run(
         yield _download(repository, progress)
     yield from _environments(environments, sources, index, progress)
     yield from _images(environments, progress)
-    progress("loading the environments")  # a third-party environment may download data of its own
+    progress("loading the environments")  # a third-party environment may download its own data
     for check in check_tasks(config, None):
         if check.state == "failed":
             raise UsageError(check.line, code=check.code)
