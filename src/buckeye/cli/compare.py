@@ -25,7 +25,7 @@ _MAX_VALUE_LENGTH = 60  # characters
 
 def compare_runs(
     a: Annotated[str, typer.Argument(metavar="A", help=_FIRST_HELP)],
-    b: Annotated[str | None, typer.Argument(metavar="[B]", help=_SECOND_HELP)] = None,
+    b: Annotated[str | None, typer.Argument(metavar="B", help=_SECOND_HELP)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Compare two runs, two evaluations, or one run before and after training: which is better, by how much.

@@ -39,7 +39,7 @@ VariablesOption = Annotated[
 EnvironmentArgument = Annotated[
     str | None,
     typer.Argument(
-        metavar="[ENV]", help="NAME, OWNER/NAME[@VERSION], a path, a file from `rl init`, or a run."
+        metavar="ENV", help="NAME, OWNER/NAME[@VERSION], a path, a file from `rl init`, or a run."
     ),
 ]
 DatasetOption = Annotated[
