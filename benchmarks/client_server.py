@@ -1,8 +1,9 @@
-"""Server without a model for `client.py`: it replies to each request after 20 ms, and may reset connections.
+"""Server without a model for `client.py` and `held.py`: it replies to requests, and may reset connections.
 
-    python benchmarks/client_server.py BACKLOG RESETS
+    python benchmarks/client_server.py BACKLOG RESETS [TOKENS SECONDS]
 
-Prints its port. RESETS is the share of connections that it resets after their first request.
+Prints its port. RESETS is the share of connections that it resets after their first request. A reply has
+TOKENS tokens (16) and arrives after SECONDS (0.02).
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import json
 import random
 import sys
 
-MODEL, TOKENS = "m", 16
+MODEL = "m"
+TOKENS, SECONDS = (int(sys.argv[3]), float(sys.argv[4])) if len(sys.argv) > 4 else (16, 0.02)
 CHOICE = {
     "index": 0,
     "token_ids": [*range(TOKENS)],
@@ -23,9 +25,10 @@ CHOICE = {
 REPLIES = {
     "/health": {},
     "/v1/models": {"data": [{"id": MODEL, "owned_by": "buckeye"}]},
-    "/collective_rpc": {"results": [{"process": "1", "max_num_seqs": 128}]},
+    "/collective_rpc": {"results": [{"process": "1", "max_num_seqs": 128 if SECONDS < 1 else 8192}]},
     "/inference/v1/generate": {"choices": [CHOICE]},
 }
+CONTENTS = {route.encode(): json.dumps(reply).encode() for route, reply in REPLIES.items()}
 
 
 class Connection(asyncio.Protocol):
@@ -33,7 +36,7 @@ class Connection(asyncio.Protocol):
 
     def __init__(self, resets: float) -> None:
         self._resets = random.random() < resets
-        self._received = b""
+        self._received = bytearray()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -45,13 +48,16 @@ class Connection(asyncio.Protocol):
         length = head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0]
         if not found or len(body) < int(length or 0):
             return
-        self._received = b""
+        self._received.clear()
         if self._resets:
             self._transport.abort()
             return
-        content = json.dumps(REPLIES[head.split()[1].decode()]).encode()
+        route = bytes(head.split()[1])
+        content = CONTENTS[route]
         reply = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(content), content)
-        asyncio.get_running_loop().call_later(0.02, self._transport.write, reply)
+        asyncio.get_running_loop().call_later(
+            SECONDS if b"generate" in route else 0.02, self._transport.write, reply
+        )
 
 
 async def main() -> None:

@@ -32,6 +32,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from buckeye.config.environments import EnvPauseConfig
 from buckeye.config.orchestrator import OrchestratorConfig
 from buckeye.envs.base import Outcome, Task
@@ -40,7 +42,7 @@ from buckeye.orchestrator.collector import GroupCollector
 from buckeye.orchestrator.pauses import EnvironmentPauses
 from buckeye.orchestrator.rollout import Group, InFlightGroup, Rollout
 from buckeye.orchestrator.task_sampler import GroupTask
-from buckeye.orchestrator.training_samples import Segment
+from buckeye.orchestrator.training_samples import Segment, Span
 
 GROUPS, SIZE = 16, 8
 AGE = 8
@@ -121,7 +123,8 @@ class Engine:
 
 
 def _rollout(flight: InFlightGroup, seconds: float) -> Rollout:
-    segment = Segment(token_ids=[1], loss_mask=[True], logprobs=[0.0], versions=[flight.version], turns=[0])
+    one = np.zeros(1, np.float32)
+    segment = Segment(one.astype(np.int32), one, [Span(1, turn=0, version=flight.version)])
     return Rollout(
         env_name="simulated",
         task=Task(id="t", messages=()),

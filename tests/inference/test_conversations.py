@@ -200,7 +200,7 @@ def check_tokens(engine, policy):
         while position < len(segment.token_ids):
             prompt, sampled = engine.prompts[turn], engine.sampled[turn]
             end = len(prompt) + len(sampled)
-            assert segment.token_ids[:end] == prompt + sampled
+            assert segment.token_ids[:end].tolist() == prompt + sampled
             assert not any(segment.loss_mask[position : len(prompt)])
             assert all(segment.loss_mask[len(prompt) : end])
             position, turn = end, turn + 1

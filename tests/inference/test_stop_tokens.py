@@ -69,7 +69,7 @@ async def test_each_of_them_ends_a_rollout_and_is_trained(server, folder):
             reply = await policy.chat(QUESTION)
             (segment,) = policy.segments
             sampled = [t for t, mask in zip(segment.token_ids, segment.loss_mask, strict=True) if mask]
-            assert sampled == reply.tokens.token_ids
+            assert sampled == list(reply.tokens.token_ids)
             assert stops.isdisjoint(sampled[:-1])
             if reply.finish_reason == "stop" and sampled[-1] in stops:
                 found.add(sampled[-1])

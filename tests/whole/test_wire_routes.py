@@ -88,7 +88,7 @@ def test_a_chat_shows_the_tokens_as_they_were_sampled():
     (answer,), _ = chats(policy, {"logprobs": True, "extra_body": {"return_token_ids": True}})
     (segment,) = policy.segments
     choice = answer.choices[0]
-    assert answer.prompt_token_ids + choice.token_ids == segment.token_ids
+    assert answer.prompt_token_ids + choice.token_ids == segment.token_ids.tolist()
     assert [one.logprob for one in choice.logprobs.content] == [-0.5] * len(choice.token_ids)
     assert "".join(one.token for one in choice.logprobs.content) == choice.message.content + "$"
     usage = answer.usage
@@ -169,7 +169,7 @@ def test_token_ids_go_in_and_come_out_as_from_vllm():
     ]
     assert second["prompt_token_ids"] == ids
     (segment,) = policy.segments
-    assert segment.token_ids == [*ids, *second["choices"][0]["token_ids"]]
+    assert segment.token_ids.tolist() == [*ids, *second["choices"][0]["token_ids"]]
     assert [i for i, mask in enumerate(segment.loss_mask) if not mask] == [0, 1, len(ids) - 1]
 
 

@@ -86,8 +86,8 @@ def _new_parents(path: Path) -> Iterator[None]:
         raise
 
 
-def write_file(path: Path, data: bytes | str, *, mode: int = 0o666) -> None:
-    """Create or replace the file `path` atomically.
+def write_file(path: Path, data: bytes | str | Sequence[bytes], *, mode: int = 0o666) -> None:
+    """Create or replace the file `path` atomically. `data` may be in parts.
 
     Text is encoded by `utf8`. `mode` has the permissions of the new file, reduced by the umask of the user.
     """
@@ -96,7 +96,8 @@ def write_file(path: Path, data: bytes | str, *, mode: int = 0o666) -> None:
     temporary = _temporary_path(path)
     try:
         with open(temporary, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
-            file.write(utf8(data) if isinstance(data, str) else data)
+            data = utf8(data) if isinstance(data, str) else data
+            file.writelines([data] if isinstance(data, bytes) else data)
             file.flush()
             fault_point("storage.temporary_written")
             os.fsync(file.fileno())

@@ -273,6 +273,6 @@ def _completion_of(reply: Reply) -> Completion:
     return Completion(
         text=content if isinstance(content, str) else reply.text,
         message=reply.message,
-        token_ids=reply.tokens.token_ids if reply.tokens is not None else None,
+        token_ids=list(reply.tokens.token_ids) if reply.tokens is not None else None,
         truncated=reply.finish_reason == "length",
     )

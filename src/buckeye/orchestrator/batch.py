@@ -73,18 +73,16 @@ def _samples(
     masked = config.mask_truncated_completions and rollout.truncated
     advantages = np.array([*by_turn, 0.0], dtype=np.float32)  # turn -1: tokens that were not sampled
     for segment in rollout.segments:
-        mask = np.array(segment.loss_mask, dtype=bool)
-        if masked:
-            mask[:] = False
-        values = advantages[np.array(segment.turns, dtype=np.int64)]
+        mask = np.zeros(len(segment.token_ids), bool) if masked else segment.loss_mask
+        values = advantages[segment.turns]
         if config.teacher is not None:
             scale, weight = config.teacher.reward_weight, config.teacher.weight
             values = (scale * values + weight * teacher[id(segment)]).astype(np.float32)
         yield Sample(
-            token_ids=np.array(segment.token_ids, dtype=np.int32),
+            token_ids=segment.token_ids,
             loss_mask=mask,
-            logprobs=np.where(mask, np.array(segment.logprobs, dtype=np.float32), np.float32(0.0)),
-            versions=np.where(mask, np.array(segment.versions, dtype=np.int32), np.int32(-1)),
+            logprobs=np.where(mask, segment.logprobs, np.float32(0.0)),
+            versions=np.where(mask, segment.versions, np.int32(-1)),
             advantages=np.where(mask, values, np.float32(0.0)),
             temperature=rollout.temperature,
             group=group,
@@ -138,8 +136,8 @@ def batch_metrics(step: int, groups: Sequence[Group], config: OrchestratorConfig
 def _mean_logprob(rollouts: Sequence[Rollout]) -> float:
     """Return the mean log-prob of the sampled tokens, computed by the sampler."""
     segments = [segment for rollout in rollouts for segment in rollout.segments]
-    sampled = sum(sum(segment.loss_mask) for segment in segments)
-    return math.fsum(sum(segment.logprobs) for segment in segments) / max(1, sampled)
+    sampled = sum(segment.sampled_tokens for segment in segments)
+    return math.fsum(float(s.logprobs.sum(dtype=np.float64)) for s in segments) / max(1, sampled)
 
 
 def _shaping_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
@@ -168,7 +166,7 @@ def _mean_max_min(name: str, values: Sequence[int]) -> dict[str, float]:
 
 def _has_identical_rollouts(group: Group) -> bool:
     """Return True if all scored rollouts of the group have identical tokens."""
-    texts = [[tuple(segment.token_ids) for segment in rollout.segments] for rollout in group.scored]
+    texts = [[segment.token_ids.tobytes() for segment in rollout.segments] for rollout in group.scored]
     return len(texts) > 1 and all(text == texts[0] for text in texts)
 
 
@@ -195,47 +193,50 @@ async def write_rollouts(
     of the retry and has `retried` = true. Message content that JSON cannot represent is written as text.
     """
     epoch = time.time() - asyncio.get_running_loop().time()
-    text = await asyncio.to_thread(_rollouts_text, groups, decode, advantages, epoch)
+    lines = await asyncio.to_thread(_rollouts_lines, groups, decode, advantages, epoch)
 
     def write() -> None:
         fault_point("rollouts.write")
-        write_file(path, text)
+        write_file(path, lines)
 
-    await write_when_room_async(path, write, what=f"the rollouts of {path.stem}", needed=len(text))
+    what = f"the rollouts of {path.stem}"
+    await write_when_room_async(path, write, what=what, needed=sum(map(len, lines)))
 
 
-def _rollouts_text(
+def _rollouts_lines(
     groups: Sequence[tuple[str | None, Group]], decode: Any, advantages: Advantages | None, epoch: float
-) -> bytes:
+) -> list[bytes]:
     advantages_by_group = advantages if advantages is not None else [None] * len(groups)
-    lines = [
-        json.dumps(
-            {
-                "group": group.index,
-                "dropped": dropped,
-                "env": rollout.env_name,
-                "task_id": rollout.task.id,
-                **rollout.record(),
-                "shaped_reward": rollout.shaped_reward,
-                "shaping": dict(rollout.shaping),
-                "turn_rewards": list(rollout.outcome.turn_rewards or []),
-                "advantages": by_turn,
-                "cut": rollout.cut,
-                "retried": retried,
-                "seconds": round(rollout.seconds, 3),
-                "ended": round(epoch + rollout.end_time, 3),
-                "sampling_seconds": round(rollout.sampling_seconds, 3),
-                "turns_extended": rollout.turns_extended,
-                "turns_branched": rollout.turns_branched,
-                "text": [decode(segment.token_ids) for segment in rollout.segments],
-            },
-            ensure_ascii=False,
-            default=str,
+    return [
+        utf8(
+            json.dumps(
+                {
+                    "group": group.index,
+                    "dropped": dropped,
+                    "env": rollout.env_name,
+                    "task_id": rollout.task.id,
+                    **rollout.record(),
+                    "shaped_reward": rollout.shaped_reward,
+                    "shaping": dict(rollout.shaping),
+                    "turn_rewards": list(rollout.outcome.turn_rewards or []),
+                    "advantages": by_turn,
+                    "cut": rollout.cut,
+                    "retried": retried,
+                    "seconds": round(rollout.seconds, 3),
+                    "ended": round(epoch + rollout.end_time, 3),
+                    "sampling_seconds": round(rollout.sampling_seconds, 3),
+                    "turns_extended": rollout.turns_extended,
+                    "turns_branched": rollout.turns_branched,
+                    "text": [decode(segment.token_ids.tolist()) for segment in rollout.segments],
+                },
+                ensure_ascii=False,
+                default=str,
+            )
+            + "\n"
         )
         for (dropped, group), group_advantages in zip(groups, advantages_by_group, strict=True)
         for rollout, retried, by_turn in _with_advantages(group, group_advantages)
     ]
-    return utf8("\n".join(lines) + "\n")
 
 
 def _with_advantages(

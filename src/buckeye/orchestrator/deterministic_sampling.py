@@ -17,18 +17,20 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict, deque
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
+
+import numpy as np
 
 from buckeye.config.orchestrator import OrchestratorConfig
 from buckeye.inference.client import Generation, InferenceClient, SamplingParams
+from buckeye.inference.types import TokenIds
 from buckeye.orchestrator.policy import derive_seed
 
 
 @dataclass(slots=True)
 class _Request:
     participant: Participant
-    prompt_ids: Sequence[int]
+    prompt_ids: TokenIds
     params: SamplingParams
     reply: asyncio.Future[Generation]
     partial: Generation | None = None
@@ -52,7 +54,7 @@ class _Request:
             max_tokens=self.params.max_tokens - done,
             min_tokens=max(0, self.params.min_tokens - done),
         )
-        prompt_ids = [*self.prompt_ids, *cut_off.token_ids]
+        prompt_ids = np.array([*self.prompt_ids, *cut_off.token_ids], np.int32)
         return _Request(self.participant, prompt_ids, params, self.reply, self.join_parts(cut_off))
 
 
@@ -83,7 +85,7 @@ class DeterministicSampling:
         self._send_if_complete()
 
     async def _generate(
-        self, participant: Participant, prompt_ids: Sequence[int], params: SamplingParams
+        self, participant: Participant, prompt_ids: TokenIds, params: SamplingParams
     ) -> Generation:
         reply: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()
         self._requests.append(_Request(participant, prompt_ids, params, reply))
@@ -167,7 +169,7 @@ class Participant:
         self.order = order
         """Sort key of the position in every batch."""
 
-    async def generate(self, prompt_ids: Sequence[int], params: SamplingParams) -> Generation:
+    async def generate(self, prompt_ids: TokenIds, params: SamplingParams) -> Generation:
         """Return this rollout's reply after its batch has been sampled."""
         return await self._sampling._generate(self, prompt_ids, params)
 

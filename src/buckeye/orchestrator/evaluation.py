@@ -61,7 +61,7 @@ class EvalResult:
     @property
     def versions(self) -> list[int]:
         """Policy versions that sampled the tokens, sorted."""
-        return sorted({v for r in self.all_rollouts for s in r.segments for v in s.versions if v >= 0})
+        return sorted({span.version for r in self.all_rollouts for s in r.segments for span in s.sampled})
 
     @property
     def rewards(self) -> list[float]:

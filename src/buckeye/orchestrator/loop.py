@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import statistics
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -67,6 +68,11 @@ log = logging.getLogger(__name__)
 
 
 _STARTUP_TIMEOUT = 1800.0
+_SWITCH_SECONDS = 0.0005
+"""Time after which a thread that writes a batch must let the event loop run.
+
+The event loop waits for this time at most after every operation on a socket.
+"""
 
 
 def run_orchestrator(config: OrchestratorConfig) -> bool:
@@ -78,6 +84,7 @@ def run_orchestrator(config: OrchestratorConfig) -> bool:
     forbid_tracing()
     heartbeat.start()
     setup_logging(config.log.level, "orchestrator", run_log(config.output_dir))
+    sys.setswitchinterval(_SWITCH_SECONDS)
     return asyncio.run(run_until_stopped(Orchestrator(config).run()))
 
 
@@ -259,33 +266,36 @@ class Orchestrator:
         log.info("Waiting for weight checkpoint %d", step)
         await watcher.wait_for_version(step, config.weights_timeout)
         while config.max_steps is None or step < config.max_steps:
-            log.info("Starting orchestrator step %d", step)
-            with self.times.stopwatch.of("evaluate"):
-                # deterministic sampling: no inference batch mixes requests of evaluations and training
-                if self.deterministic is not None:
-                    await self.evaluations.wait_until_evaluated(step, watcher)
-            started = time.monotonic()
-            self._begin_batches("step", step)
-            with self.times.stopwatch.of("collect"):
-                collected = await self._collect(step, collector)
-            if step == 0:
-                log_first_replies(collected.groups)
-            heartbeat.report(f"writes batch {step}")
-            # raises before the batch is written
-            measured = await asyncio.to_thread(batch_metrics, step, collected.groups, config)
-            if self.turns is not None:
-                await self._end_turn(step, watcher)
-            with self.times.stopwatch.of("write_batch"):
-                measured |= await self._hand_over(step, collected, collector)
-            times = {
-                "time/step": time.monotonic() - started,
-                "time/loop_held_up": self.loop_watch.take_seconds(),
-                **self.loop_watch.take_lateness(),
-                **self.times.record(collected, watcher),
-            }
-            await self._report(step, collected, collector, measured | times)
+            await self._step(step, collector, watcher)
             step += 1
         await self.evaluations.wait_until_evaluated(step, watcher)
+
+    async def _step(self, step: int, collector: GroupCollector, watcher: WeightsWatcher) -> None:
+        log.info("Starting orchestrator step %d", step)
+        with self.times.stopwatch.of("evaluate"):
+            # deterministic sampling: no inference batch mixes requests of evaluations and training
+            if self.deterministic is not None:
+                await self.evaluations.wait_until_evaluated(step, watcher)
+        started = time.monotonic()
+        self._begin_batches("step", step)
+        with self.times.stopwatch.of("collect"):
+            collected = await self._collect(step, collector)
+        if step == 0:
+            log_first_replies(collected.groups)
+        heartbeat.report(f"writes batch {step}")
+        # raises before the batch is written
+        measured = await asyncio.to_thread(batch_metrics, step, collected.groups, self.config)
+        if self.turns is not None:
+            await self._end_turn(step, watcher)
+        with self.times.stopwatch.of("write_batch"):
+            measured |= await self._hand_over(step, collected, collector)
+        times = {
+            "time/step": time.monotonic() - started,
+            "time/loop_held_up": self.loop_watch.take_seconds(),
+            **self.loop_watch.take_lateness(),
+            **self.times.record(collected, watcher),
+        }
+        await self._report(step, collected, collector, measured | times)
 
     async def _end_turn(self, step: int, watcher: WeightsWatcher) -> None:
         """Give the device to the trainer. The next weights that it publishes end its turn."""
@@ -325,7 +335,7 @@ class Orchestrator:
             "samples": self.state["samples"] + sum(len(g.scored) for g in groups),
             "problems": self.state["problems"] + len(groups),
         }
-        advantages = advantages_of(groups, self.config)
+        advantages = await asyncio.to_thread(advantages_of, groups, self.config)
         await self._write_rollouts(step, groups, advantages, collected.dropped_groups)
         make = partial(make_batch, step, groups, advantages, self.config, state=self.state, teacher=scores)
         await self.sender.write(await asyncio.to_thread(make))

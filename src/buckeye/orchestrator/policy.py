@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import array
 import copy
 import hashlib
+import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
+
+import numpy as np
 
 from buckeye.envs.base import (
     DEFAULT_OPTIONS,
@@ -26,14 +28,15 @@ from buckeye.inference.client import Generation, SamplingParams
 from buckeye.inference.engine.detokenizer import IncrementalDetokenizer
 from buckeye.inference.render import ChatRenderer
 from buckeye.inference.render.renderer import EMPTY_REPLY_START, ReplyStart, call_start
+from buckeye.inference.types import TokenIds
 from buckeye.monitor.metrics import BusyClock
-from buckeye.orchestrator.training_samples import Prompt, SampleBuilder, Segment
+from buckeye.orchestrator.training_samples import Column, Prompt, SampleBuilder, Segment
 
 
 class Sampler(Protocol):
     """Source of sampled token ids: the inference client, or a participant in deterministic sampling."""
 
-    async def generate(self, prompt_ids: Sequence[int], params: SamplingParams) -> Generation: ...
+    async def generate(self, prompt_ids: TokenIds, params: SamplingParams) -> Generation: ...
 
 
 def derive_seed(*parts: object) -> int:
@@ -143,7 +146,7 @@ class RecordingPolicy(RolloutPolicy):
         first prompt does not fit, and `UsageError` if the chat template rejects the messages.
         """
         # a copy, because the environment may change its messages later
-        messages, tools = copy.deepcopy(([join_text_parts(message) for message in messages], list(tools)))
+        messages, tools = self._copy_messages(messages), copy.deepcopy(list(tools))
         prompt = self._samples.chat_prompt(messages, tools)
         reply_start = EMPTY_REPLY_START
         if options.must_call:
@@ -153,6 +156,13 @@ class RecordingPolicy(RolloutPolicy):
         if options.trained:
             self.messages = messages if reply.no_room else (*messages, copy.deepcopy(reply.message))
         return reply
+
+    def _copy_messages(self, messages: Sequence[Message]) -> list[Message]:
+        """Return copies of messages. Messages of the last turn are not copied a second time."""
+        joined = map(join_text_parts, messages)
+        known = itertools.chain(self.messages, itertools.repeat(None))
+        pairs = zip(joined, known, strict=False)
+        return [old if old == new else copy.deepcopy(new) for new, old in pairs]  # type: ignore[misc]
 
     async def complete(self, prompt: str | Sequence[int], *, options: CallOptions = DEFAULT_OPTIONS) -> Reply:
         """Sample the continuation of a text, or of token ids.
@@ -170,7 +180,7 @@ class RecordingPolicy(RolloutPolicy):
         return self._renderer.token_text(token_id)
 
     async def _sample_reply(self, prompt: Prompt, reply_start: ReplyStart, options: CallOptions) -> Reply:
-        ids = [*prompt.ids, *reply_start.ids]
+        ids = prompt.ids_with(reply_start.ids)
         room = self.seq_len - len(ids)
         if room <= 0 or self._is_cut():
             return self._empty_reply(len(ids), options)
@@ -185,13 +195,16 @@ class RecordingPolicy(RolloutPolicy):
             self.was_cut = True
             generation = replace(generation, finish_reason="length")
         generation, cut = self._cut_at_stop(generation, options.stop)
-        reply = self._build_reply(prompt, reply_start, generation, cut)
+        if options.trained:  # the ids become a view of those that are kept anyway
+            ids = self._samples.record(prompt, generation, self.turns, reply_start=reply_start.ids)[
+                : len(ids)
+            ]
+        reply = self._build_reply(prompt, reply_start, ids, generation, cut)
         if options.trained:
-            self._samples.record(prompt, generation, self.turns, reply_start=reply_start.ids)
             self.count(reply)
         return reply
 
-    def _sampling_params(self, options: CallOptions, ids: Sequence[int], room: int) -> SamplingParams:
+    def _sampling_params(self, options: CallOptions, ids: Column, room: int) -> SamplingParams:
         max_tokens = min(self._params.max_tokens, room, options.max_tokens or room)
         if any(token >= self._renderer.vocab_size for token in options.stop_token_ids):
             raise UsageError(
@@ -209,9 +222,9 @@ class RecordingPolicy(RolloutPolicy):
             stop_token_ids=tuple(stop_ids),
         )
 
-    def _derive_call_seed(self, ids: Sequence[int]) -> int:
+    def _derive_call_seed(self, ids: Column) -> int:
         """Return a seed that depends on the prompt and its number of uses, but not on the order of calls."""
-        digest = hashlib.blake2b(array.array("q", ids).tobytes(), digest_size=16).digest()
+        digest = hashlib.blake2b(ids.astype(np.int64).tobytes(), digest_size=16).digest()
         self._uses[digest] += 1
         return derive_seed(self._seed, digest.hex(), self._uses[digest])
 
@@ -253,31 +266,31 @@ class RecordingPolicy(RolloutPolicy):
         )
 
     def _build_reply(
-        self, prompt: Prompt, reply_start: ReplyStart, generation: Generation, cut: _Cut | None
+        self, prompt: Prompt, reply_start: ReplyStart, ids: Column, generation: Generation, cut: _Cut | None
     ) -> Reply:
-        """Return the reply to a prompt; `cut` is set if a stop text ended it."""
-        text = (
-            self._renderer.decode(self._strip_stop_token(generation.token_ids)) if cut is None else cut.text
-        )
+        """Return the reply to the prompt with token `ids`; `cut` is set if a stop text ended it."""
+        sampled = generation.token_ids
+        text = self._renderer.decode(self._strip_stop_token(sampled)) if cut is None else cut.text
         text = reply_start.text + text
         if prompt.conversation is None:
             message = {"role": "assistant", "content": text}
         elif cut is None:
-            sampled = [*reply_start.ids, *generation.token_ids]
-            message = self._renderer.parse(prompt.conversation, sampled)
+            message = self._renderer.parse(prompt.conversation, [*reply_start.ids, *sampled])
         else:
             message = self._renderer.parse_text(prompt.conversation, text)
+        if message["content"] == text:
+            message = {**message, "content": text}  # one text in memory instead of two
         return Reply(
             text=text,
             finish_reason="length" if generation.finish_reason == "length" else "stop",
             message=message,
-            prompt_tokens=len(prompt.ids) + len(reply_start.ids),
+            prompt_tokens=len(ids),
             completion_tokens=len(generation.token_ids),
             stopped_by=None if cut is None else cut.stop,
             tokens=ReplyTokens(
-                prompt_ids=[*prompt.ids, *reply_start.ids],
-                token_ids=generation.token_ids,
-                logprobs=generation.logprobs,
+                prompt_ids=ids.data,
+                token_ids=np.array(sampled, np.int32).data,
+                logprobs=np.array(generation.logprobs, np.float32).data,
             ),
         )
 

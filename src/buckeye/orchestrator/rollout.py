@@ -83,7 +83,8 @@ class Rollout:
         added = sum(self.shaping.values())
         lengths: Counter[int] = Counter()
         for segment in self.segments:
-            lengths.update(segment.turns)
+            for span in segment.sampled:
+                lengths[span.turn] += span.length
         return Scored(
             reward=self.reward + added,
             turn_rewards=shaped_turn_rewards(self.outcome.turn_rewards, self.turns, self.reward, added),
@@ -98,7 +99,7 @@ class Rollout:
     @property
     def completion_tokens(self) -> int:
         """Number of sampled tokens; the server's count if the tokens were not recorded."""
-        return sum(sum(s.loss_mask) for s in self.segments) if self.segments else self.reply_tokens
+        return sum(s.sampled_tokens for s in self.segments) if self.segments else self.reply_tokens
 
     @property
     def total_tokens(self) -> int:
@@ -108,8 +109,7 @@ class Rollout:
     @property
     def oldest_version(self) -> int | None:
         """Oldest policy version that sampled a token; None if no token was sampled."""
-        versions = [v for s in self.segments for v in s.versions if v >= 0]
-        return min(versions, default=None)
+        return min((span.version for s in self.segments for span in s.sampled), default=None)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -111,11 +111,11 @@ class Teacher:
         started, self._retries = time.monotonic(), 0
         heartbeat.report(f"the log-probs of batch {step}", on="teacher")
         segments = [segment for group in groups for r in group.scored for segment in r.segments]
-        scored = await gather_results([self._logprobs(segment.token_ids) for segment in segments])
+        scored = await gather_results([self._logprobs(segment.token_ids.tolist()) for segment in segments])
         advantages, sums, tokens = dict[int, Array](), 0.0, 0
         for segment, logprobs in zip(segments, scored, strict=True):
-            mask = np.array(segment.loss_mask, bool)
-            found = distillation_advantages(np.array(segment.logprobs, np.float32), logprobs)
+            mask = segment.loss_mask
+            found = distillation_advantages(segment.logprobs, logprobs)
             advantages[id(segment)] = np.where(mask, found, np.float32(0.0))
             sums -= float(found[mask].sum(dtype=np.float64))
             tokens += int(mask.sum())
@@ -129,7 +129,7 @@ class Teacher:
         """Return the teacher's log-probs of a sequence, f32[T]; 0 for the first token."""
         body = {
             "model": self._config.model,
-            "prompt": list(token_ids),
+            "prompt": token_ids,
             "max_tokens": 1,
             "temperature": 0,
             "prompt_logprobs": 0,

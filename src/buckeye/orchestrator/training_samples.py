@@ -8,44 +8,85 @@ shared tokens as context. So a sampled token has `loss_mask` True in one segment
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import numpy.typing as npt
 
 from buckeye.envs.base import Message, Tool
 from buckeye.errors import UsageError
 from buckeye.inference.client import Generation
 from buckeye.inference.render import ChatRenderer, Conversation
 
+Column = npt.NDArray[np.int32]
 
-@dataclass(slots=True)
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Run of tokens that one policy version sampled in one turn, or of tokens that were not sampled."""
+
+    length: int
+    turn: int = -1
+    version: int = -1
+
+
+@dataclass(slots=True, eq=False)
 class Segment:
-    """Growing training sample: aligned lists with one entry per token.
+    """Growing training sample: aligned columns with one entry per token.
 
     `turns` counts the rollout's turns from 0. Where `loss_mask` is False (prompt and environment tokens),
-    `versions` and `turns` are -1 and `logprobs` is 0.0.
+    `versions` and `turns` are -1 and `logprobs` is 0.0. Memory is 8 bytes per token: these three columns are
+    computed from `spans`.
     """
 
-    token_ids: list[int] = field(default_factory=list)
-    loss_mask: list[bool] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    versions: list[int] = field(default_factory=list)
-    turns: list[int] = field(default_factory=list)
+    token_ids: Column = field(default_factory=lambda: np.empty(0, np.int32))
+    logprobs: npt.NDArray[np.float32] = field(default_factory=lambda: np.empty(0, np.float32))
+    spans: list[Span] = field(default_factory=list)
 
-    def add_context(self, ids: Sequence[int]) -> None:
+    @property
+    def turns(self) -> Column:
+        return self._column([span.turn for span in self.spans])
+
+    @property
+    def versions(self) -> Column:
+        return self._column([span.version for span in self.spans])
+
+    @property
+    def loss_mask(self) -> npt.NDArray[np.bool_]:
+        return self.turns >= 0
+
+    @property
+    def sampled(self) -> list[Span]:
+        """Spans of the sampled tokens."""
+        return [span for span in self.spans if span.turn >= 0]
+
+    @property
+    def sampled_tokens(self) -> int:
+        """Number of sampled tokens."""
+        return sum(span.length for span in self.sampled)
+
+    def add_context(self, ids: Column) -> None:
         """Append tokens that the policy did not sample."""
-        self.token_ids += ids
-        self.loss_mask += [False] * len(ids)
-        self.logprobs += [0.0] * len(ids)
-        self.versions += [-1] * len(ids)
-        self.turns += [-1] * len(ids)
+        self._append(ids, np.zeros(len(ids), np.float32))
+        self.spans.append(Span(len(ids)))
 
     def add_sampled(self, generation: Generation, turn: int) -> None:
         """Append sampled tokens verbatim, with the log-probs and versions from sampling."""
-        self.token_ids += generation.token_ids
-        self.loss_mask += [True] * len(generation.token_ids)
-        self.logprobs += generation.logprobs
-        self.versions += generation.versions
-        self.turns += [turn] * len(generation.token_ids)
+        versions = np.array(generation.versions, np.int32)
+        self._append(np.array(generation.token_ids, np.int32), np.array(generation.logprobs, np.float32))
+        starts = [0, *(np.flatnonzero(np.diff(versions)) + 1).tolist(), len(versions)]
+        for start, end in itertools.pairwise(starts):
+            if end > start:
+                self.spans.append(Span(end - start, turn, int(versions[start])))
+
+    def _append(self, ids: Column, logprobs: npt.NDArray[np.float32]) -> None:
+        self.token_ids = np.concatenate([self.token_ids, ids])
+        self.logprobs = np.concatenate([self.logprobs, logprobs])
+
+    def _column(self, values: list[int]) -> Column:
+        return np.repeat(np.array(values, np.int32), [span.length for span in self.spans])
 
 
 @dataclass(slots=True, eq=False)
@@ -70,10 +111,14 @@ class Prompt:
     and `text` for a text completion.
     """
 
-    ids: list[int]
+    ids: Column
     conversation: Conversation | None = None
     text: str | None = None
     thread: _Thread | None = None
+
+    def ids_with(self, reply_start: Sequence[int]) -> Column:
+        """Return the token ids, followed by the prefilled start of the reply."""
+        return np.concatenate([self.ids, np.array(reply_start, np.int32)]) if reply_start else self.ids
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,7 +137,7 @@ class _Turn:
     tools: tuple[Tool, ...] = ()
 
     @property
-    def ids(self) -> list[int]:
+    def ids(self) -> Column:
         """Token ids of the thread up to the end of the reply."""
         return self.thread.segment.token_ids[: self.end]
 
@@ -130,9 +175,8 @@ class SampleBuilder:
                 continue
             extended = self._extended(turn, messages, tools)
             if extended is not None:
-                return Prompt(ids=extended.ids, conversation=extended, thread=_thread_of(turn))
-        conversation = self._renderer.render(messages, tools)
-        return Prompt(ids=conversation.ids, conversation=conversation)
+                return _chat_prompt(extended, _thread_of(turn))
+        return _chat_prompt(self._renderer.render(messages, tools))
 
     def text_prompt(self, text: str) -> Prompt:
         """Return the prompt for a text; it extends the longest earlier completion that the text continues."""
@@ -141,9 +185,9 @@ class SampleBuilder:
         ]
         turn = max(known, key=lambda turn: (turn.text_end, turn.is_last), default=None)
         if turn is None:
-            return Prompt(ids=self._renderer.encode_prompt(text), text=text)
-        ids = [*turn.ids, *self._renderer.encode(text[turn.text_end :])]
-        return Prompt(ids=ids, text=text, thread=_thread_of(turn))
+            return Prompt(ids=np.array(self._renderer.encode_prompt(text), np.int32), text=text)
+        following = np.array(self._renderer.encode(text[turn.text_end :]), np.int32)
+        return Prompt(ids=np.concatenate([turn.ids, following]), text=text, thread=_thread_of(turn))
 
     def ids_prompt(self, ids: Sequence[int]) -> Prompt:
         """Return the prompt for token ids. Raise `UsageError` for empty ids or ids outside the vocabulary."""
@@ -155,9 +199,10 @@ class SampleBuilder:
             )
         if not ids:
             raise UsageError("the prompt has no tokens", code="BK-INFERENCE-REQUEST")
-        known = [turn for turn in self._turns if turn.end <= len(ids) and turn.ids == list(ids[: turn.end])]
+        column = np.array(ids, np.int32)
+        known = [turn for turn in self._turns if np.array_equal(turn.ids, column[: turn.end])]
         turn = max(known, key=lambda turn: (turn.end, turn.is_last), default=None)
-        return Prompt(ids=list(ids), thread=None if turn is None else _thread_of(turn))
+        return Prompt(ids=column, thread=None if turn is None else _thread_of(turn))
 
     @contextlib.contextmanager
     def open(self, prompt: Prompt) -> Iterator[None]:
@@ -166,6 +211,8 @@ class SampleBuilder:
             yield
             return
         prompt.thread.growing = True
+        if prompt.conversation is not None:  # it begins with the earlier text, which is needed no more
+            prompt.thread.text = prompt.conversation.text
         try:
             yield
         finally:
@@ -173,14 +220,17 @@ class SampleBuilder:
 
     def record(
         self, prompt: Prompt, generation: Generation, turn: int, *, reply_start: Sequence[int] = ()
-    ) -> None:
-        """Record a reply: the tokens sampled after `prompt` and the prefilled `reply_start`."""
+    ) -> Column:
+        """Record a reply: the tokens sampled after `prompt` and the prefilled `reply_start`.
+
+        Return the token ids of its segment, up to the end of the reply.
+        """
         thread = prompt.thread
         if thread is None:
             thread = _Thread()
             self.segments.append(thread.segment)
         start = len(prompt.ids)
-        thread.segment.add_context([*prompt.ids, *reply_start][len(thread.segment.token_ids) :])
+        thread.segment.add_context(prompt.ids_with(reply_start)[len(thread.segment.token_ids) :])
         thread.segment.add_sampled(generation, turn)
         end = len(thread.segment.token_ids)
         if prompt.conversation is not None:
@@ -200,11 +250,12 @@ class SampleBuilder:
         else:
             sampled_turn = _Turn(thread=thread, start=start, end=end)
         self._turns.append(sampled_turn)
+        return thread.segment.token_ids
 
     def _extended(
         self, turn: _Turn, messages: Sequence[Message], tools: Sequence[Tool]
     ) -> Conversation | None:
-        ids = turn.ids
+        ids = turn.ids.tolist()
         conversation = Conversation(
             ids=ids[: turn.start],
             text=turn.text,
@@ -212,6 +263,12 @@ class SampleBuilder:
             tools=turn.tools,
         )
         return self._renderer.extend(conversation, ids[turn.start :], messages, tools)
+
+
+def _chat_prompt(conversation: Conversation, thread: _Thread | None = None) -> Prompt:
+    """Return the prompt of a chat, with its token ids as a column."""
+    ids = np.array(conversation.ids, np.int32)
+    return Prompt(ids=ids, conversation=replace(conversation, ids=ids), thread=thread)
 
 
 def _thread_of(turn: _Turn) -> _Thread | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,13 +29,15 @@ DATA = "batch.safetensors"
 TRAINED = "trained.safetensors"
 RECORD = "record.json"
 
-_DTYPES: dict[str, npt.DTypeLike] = {
+_DTYPES: dict[str, Any] = {
     "token_ids": np.int32,
-    "loss_mask": np.bool_,
     "logprobs": np.float32,
     "versions": np.int32,
     "advantages": np.float32,
+    "loss_mask": np.bool_,
 }
+_SAMPLE_DTYPES: dict[str, Any] = {"lengths": np.int64, "temperatures": np.float64, "groups": np.int64}
+_NAMES = {np.int32: "I32", np.float32: "F32", np.bool_: "BOOL", np.int64: "I64", np.float64: "F64"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -72,18 +74,22 @@ class Batch:
 
 def write_batch(root: Path, batch: Batch, *, identity: RunIdentity) -> Path:
     """Write a batch, and return its directory. Raise `TransportError` for arrays of unequal length."""
-    data = pack_samples(batch.samples)
-    manifest = {
-        "run_id": identity.run_id,
-        "attempt": identity.attempt,
-        "step": batch.step,
-        "samples": len(batch.samples),
-        "sha256": hashlib.sha256(data).hexdigest(),
-        "orchestrator_state": batch.orchestrator_state,
-    }
+    parts: Sequence[bytes | memoryview] = (_header(batch.samples), *_columns(batch.samples))
 
     def fill(directory: Path) -> None:
-        (directory / DATA).write_bytes(data)
+        digest = hashlib.sha256()
+        with (directory / DATA).open("wb") as file:  # in parts, so that other threads can run
+            for part in parts:
+                digest.update(part)
+                file.write(part)
+        manifest = {
+            "run_id": identity.run_id,
+            "attempt": identity.attempt,
+            "step": batch.step,
+            "samples": len(batch.samples),
+            "sha256": digest.hexdigest(),
+            "orchestrator_state": batch.orchestrator_state,
+        }
         (directory / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
 
     final = storage.step_directory(root, batch.step)
@@ -202,20 +208,40 @@ def read_trained_batch(kept: Path, step: int) -> tuple[Batch, TrainedBatch]:
 
 def pack_samples(samples: Sequence[Sample]) -> bytes:
     """Return samples as bytes in safetensors format. Raise `TransportError` for arrays of unequal length."""
+    return b"".join((_header(samples), *_columns(samples)))
+
+
+def _header(samples: Sequence[Sample]) -> bytes:
+    """Return the start of a file in safetensors format, up to the data.
+
+    Raise `TransportError` for arrays of unequal length.
+    """
     for index, sample in enumerate(samples):
         lengths = {name: len(getattr(sample, name)) for name in _DTYPES}
         if len(set(lengths.values())) != 1 or not len(sample.token_ids):
             raise _damage_error(
                 f"sample {index} of the batch is empty, or its arrays differ in length: {lengths}"
             )
-    arrays = {
-        name: np.concatenate([np.asarray(getattr(s, name), dtype) for s in samples] or [np.empty(0, dtype)])
-        for name, dtype in _DTYPES.items()
-    }
-    arrays["lengths"] = np.array([len(s.token_ids) for s in samples], np.int64)
-    arrays["temperatures"] = np.array([s.temperature for s in samples], np.float64)
-    arrays["groups"] = np.array([s.group for s in samples], np.int64)
-    return save(arrays)
+    rows = dict.fromkeys(_DTYPES, sum(len(sample.token_ids) for sample in samples))
+    rows = dict.fromkeys(_SAMPLE_DTYPES, len(samples)) | rows
+    entries, start = dict[str, Any](), 0
+    for name, dtype in (_SAMPLE_DTYPES | _DTYPES).items():
+        end = start + rows[name] * np.dtype(dtype).itemsize
+        entries[name] = {"dtype": _NAMES[dtype], "shape": [rows[name]], "data_offsets": [start, end]}
+        start = end
+    text = json.dumps(entries).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def _columns(samples: Sequence[Sample]) -> Iterator[memoryview]:
+    """Yield the data in the order of the header."""
+    yield np.array([len(s.token_ids) for s in samples], np.int64).data
+    yield np.array([s.temperature for s in samples], np.float64).data
+    yield np.array([s.group for s in samples], np.int64).data
+    for name, dtype in _DTYPES.items():
+        for sample in samples:
+            yield np.ascontiguousarray(getattr(sample, name), dtype).data
 
 
 def unpack_samples(data: bytes) -> tuple[Sample, ...]:

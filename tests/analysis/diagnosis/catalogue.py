@@ -70,9 +70,11 @@ def turned_advantages() -> Sequence[Any]:
 def other_mask(change: Callable[[list[bool], Any], list[bool]]) -> Sequence[Any]:
     original = batch._samples
 
-    def samples(rollout: Any, *given: Any) -> Iterable[Sample]:
-        segments = tuple(replace(s, loss_mask=change(list(s.loss_mask), rollout)) for s in rollout.segments)
-        return original(replace(rollout, segments=segments), *given)
+    def samples(rollout: Any, *given: Any, **named: Any) -> Iterable[Sample]:
+        for sample in original(rollout, *given, **named):
+            mask = np.array(change(sample.loss_mask.tolist(), rollout), bool)
+            kept = {name: np.where(mask, getattr(sample, name), 0) for name in ("logprobs", "advantages")}
+            yield replace(sample, loss_mask=mask, versions=np.where(mask, sample.versions, -1), **kept)
 
     return [mock.patch.object(batch, "_samples", samples)]
 

@@ -40,7 +40,7 @@ def play(policy, game="Race-v0", *, limits=None, **args):
 def sampled(policy, renderer):
     """Return the texts of the trained tokens."""
     return [
-        renderer.decode([t for t, mask in zip(s.token_ids, s.loss_mask, strict=True) if mask])
+        renderer.decode([t for t, mask in zip(s.token_ids.tolist(), s.loss_mask, strict=True) if mask])
         for s in policy.segments
     ]
 

@@ -58,10 +58,10 @@ def test_a_conversation_with_tools_is_one_sample(renderer_of, family, agent, opt
     assert (usage.turns, usage.stop_reason, usage.failure) == (3, None, None)
     assert (policy.turns, policy.turns_extended, policy.turns_branched) == (3, 2, 0)
     (segment,) = policy.segments
-    sampled = [t for t, mask in zip(segment.token_ids, segment.loss_mask, strict=True) if mask]
+    sampled = [t for t, mask in zip(segment.token_ids.tolist(), segment.loss_mask, strict=True) if mask]
     assert sampled == [t for answer in engine.answers for t in answer]
     for prompt, answer in zip(engine.prompts, engine.answers, strict=True):
-        assert segment.token_ids[: len(prompt) + len(answer)] == prompt + answer
+        assert segment.token_ids[: len(prompt) + len(answer)].tolist() == prompt + answer
     assert "dog was found" in renderer.decode(engine.prompts[1])
 
 
@@ -86,5 +86,5 @@ async def test_an_agent_that_forgets_its_history_begins_a_sample(renderer_of):
             if turn == 1:  # it replaces the conversation by a summary
                 messages = [{"role": "user", "content": "One and two came before."}, ask]
     assert (policy.turns, policy.turns_extended, policy.turns_branched) == (3, 1, 1)
-    trained = [[t for t, mask in zip(s.token_ids, s.loss_mask, strict=True) if mask] for s in policy.segments]
+    trained = [s.token_ids[s.loss_mask].tolist() for s in policy.segments]
     assert trained == [engine.answers[0] + engine.answers[1], engine.answers[2]]

@@ -24,7 +24,7 @@ from buckeye.inference.client.replica import Replica, ReplicaLostError, gather_r
 from buckeye.inference.client.router import Router
 from buckeye.inference.client.sleep import Sleep
 from buckeye.inference.client.weight_update import Broadcast, TargetWeights
-from buckeye.inference.types import Generation, SamplingParams
+from buckeye.inference.types import Generation, SamplingParams, TokenIds
 from buckeye.transport.weights import Canary
 from buckeye.transport.weights_offer import WeightsOffer
 
@@ -50,7 +50,7 @@ class SamplingSession:
         self._aborted = False
         self.replica: Replica | None = None
 
-    async def generate(self, prompt_ids: Sequence[int], params: SamplingParams) -> Generation:
+    async def generate(self, prompt_ids: TokenIds, params: SamplingParams) -> Generation:
         """Sample the next turn."""
 
         async def call(replica: Replica) -> Generation:
@@ -195,13 +195,11 @@ class InferenceClient:
         """Return a session for the turns of one conversation."""
         return SamplingSession(self)
 
-    async def generate(self, prompt_ids: Sequence[int], params: SamplingParams) -> Generation:
+    async def generate(self, prompt_ids: TokenIds, params: SamplingParams) -> Generation:
         """Sample one sequence on the server that has the fewest tokens in flight."""
         return await self.session().generate(prompt_ids, params)
 
-    async def generate_batch(
-        self, prompts: Sequence[Sequence[int]], params: SamplingParams
-    ) -> list[Generation]:
+    async def generate_batch(self, prompts: Sequence[TokenIds], params: SamplingParams) -> list[Generation]:
         """Sample one sequence for each prompt. Prompt i uses the seed `params.seed` + i.
 
         The prompts are split into one contiguous part per server. If a server is lost, its part goes to
@@ -278,7 +276,7 @@ class InferenceClient:
         }
 
     async def _generate_part(
-        self, preferred: Replica, prompts: Sequence[Sequence[int]], params: SamplingParams, start: int
+        self, preferred: Replica, prompts: Sequence[TokenIds], params: SamplingParams, start: int
     ) -> list[Generation]:
         seeded = dataclasses.replace(params, seed=params.seed + start)
         return await self.call_replica(

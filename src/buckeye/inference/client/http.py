@@ -41,7 +41,9 @@ class Connections:
         head = f"{method} {self._path}{route} HTTP/1.1\r\n{self._headers}content-length: {len(body)}\r\n\r\n"
         connection = self._take_idle() or await self._connect()
         try:
-            reply = await connection.send(head.encode() + body)
+            connection.send(head.encode(), body)
+            del body  # it may be long, and so is the time until the reply
+            reply = await connection.reply()
         except BaseException:
             connection.abort()
             raise
@@ -79,13 +81,19 @@ class _Connection(asyncio.Protocol):
         self._reply: asyncio.Future[Reply] | None = None
         self.is_reusable = True
 
-    async def send(self, request: bytes) -> Reply:
+    def send(self, head: bytes, body: bytes) -> None:
         self._reply = asyncio.get_running_loop().create_future()
         self._parser = httptools.HttpResponseParser(self)
         self._body: list[bytes] = []
         self._has_length = self._has_headers = False
-        self._transport.write(request)
-        return await self._reply
+        self._transport.write(head + body)
+
+    async def reply(self) -> Reply:
+        assert self._reply is not None
+        try:
+            return await self._reply
+        finally:
+            self._body, self._reply = [], None
 
     def abort(self) -> None:
         self._connections.discard(self)

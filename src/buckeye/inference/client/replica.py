@@ -11,12 +11,14 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 import msgspec
+import numpy as np
 
 from buckeye.errors import InferenceError
 from buckeye.inference.client.http import Connections, Reply
 from buckeye.inference.types import (
     Generation,
     SamplingParams,
+    TokenIds,
     error_message,
     parse_generation,
     sampling_fields,
@@ -249,9 +251,7 @@ class Replica:
         self.max_num_seqs = min((n for n in counts if isinstance(n, int) and n > 0), default=None)
         return ",".join(sorted(str(worker.get("process", worker.get("pid"))) for worker in workers))
 
-    async def generate(
-        self, prompt_ids: Sequence[int], params: SamplingParams, *, request_id: str
-    ) -> Generation:
+    async def generate(self, prompt_ids: TokenIds, params: SamplingParams, *, request_id: str) -> Generation:
         """Sample one sequence. `abort` needs the `request_id`.
 
         A request to vLLM has no seed. With a seed, vLLM samples each row separately, which is slower, and its
@@ -269,11 +269,11 @@ class Replica:
         await self.request("POST", "/abort_requests", {"request_ids": names})
 
     async def generate_fields(
-        self, prompt_ids: Sequence[int], sampling: dict[str, Any], **named: str
+        self, prompt_ids: TokenIds, sampling: dict[str, Any], **named: str
     ) -> Generation:
         """Sample one sequence with the given fields of `sampling_params`. Do not add it to the counts."""
         route = "/inference/v1/generate"
-        body: dict[str, Any] = {"token_ids": list(prompt_ids), **named}
+        body: dict[str, Any] = {"token_ids": prompt_ids, **named}
         body["sampling_params"] = {**sampling, "logprobs": 0}
         version = self.version
         if self.is_vllm:  # vLLM must not reuse the prompts that older weights have computed
@@ -283,23 +283,21 @@ class Replica:
         self._check_versions(generation, version)
         return generation
 
-    async def generate_batch(
-        self, prompts: Sequence[Sequence[int]], params: SamplingParams
-    ) -> list[Generation]:
+    async def generate_batch(self, prompts: Sequence[TokenIds], params: SamplingParams) -> list[Generation]:
         """Sample one sequence for each prompt. Prompt i uses the seed `params.seed` + i."""
         if self.is_vllm:  # vLLM would use one seed for all prompts of a request
             seeded = [dataclasses.replace(params, seed=params.seed + i) for i in range(len(prompts))]
             pairs = zip(prompts, map(sampling_fields, seeded), strict=True)
             slots = asyncio.Semaphore(self.max_requests)
 
-            async def generate(prompt: Sequence[int], fields: dict[str, Any]) -> Generation:
+            async def generate(prompt: TokenIds, fields: dict[str, Any]) -> Generation:
                 async with slots:
                     return await self.retry_drops(lambda: self.generate_fields(prompt, fields))
 
             return self._count(await gather_results([generate(*pair) for pair in pairs]))
         route = "/v1/completions"
         body = {
-            "prompt": [list(prompt) for prompt in prompts],
+            "prompt": prompts,
             **sampling_fields(params),
             "logprobs": 0,
             "return_token_ids": True,
@@ -370,14 +368,13 @@ class Replica:
         path = route.partition("?")[0]
         started, epoch = time.monotonic(), self.epoch
         seconds = self._timeout if timeout is None else timeout
-        content = b"" if body is None else msgspec.json.encode(body)
         connections = self._health if route == "/health" else self._connections
         deadline = asyncio.timeout(seconds)
         try:
             async with deadline:
                 self._calls.add(deadline)
                 try:
-                    reply = await connections.request(method, route, content)
+                    reply = await connections.request(method, route, _encode(body))
                 finally:
                     self._calls.discard(deadline)
         except OSError as error:
@@ -415,6 +412,11 @@ class Replica:
             raise InferenceError(
                 f"invalid reply to {route}: {error!r}", code="BK-INFERENCE-REPLY", at=self.url
             ) from error
+
+
+def _encode(body: Any) -> bytes:
+    """Return the JSON of a body, which may have arrays."""
+    return b"" if body is None else msgspec.json.encode(body, enc_hook=np.ndarray.tolist)
 
 
 async def gather_results(calls: Sequence[Awaitable[T]]) -> list[T]:

@@ -29,6 +29,7 @@ from buckeye.inference.render.parse_reply import (
 )
 from buckeye.inference.render.template import ChatTemplate, starts_reasoning
 from buckeye.inference.render.tokenizer import load_tokenizer
+from buckeye.inference.types import TokenIds
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +45,7 @@ class Conversation:
     `text` is the text that the chat template makes of `messages` and `tools`, up to the next reply.
     """
 
-    ids: list[int]
+    ids: TokenIds
     text: str
     messages: tuple[Message, ...]
     tools: tuple[Tool, ...] = ()
@@ -134,7 +135,7 @@ class ChatRenderer:
         """
         parsed = None
         if self.family is not None:
-            parsed = self.family.parse(sampled_ids, conversation.ids, conversation.tools)
+            parsed = self.family.parse(sampled_ids, list(map(int, conversation.ids)), conversation.tools)
         if parsed is None:
             parsed = self._parse_text(conversation, self.decode(self._without_stop(sampled_ids)))
         return to_openai_message(parsed, first_call=count_calls(conversation.messages))

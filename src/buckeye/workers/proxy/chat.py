@@ -93,7 +93,7 @@ class _ResponseFormat:
             "logprobs": self._logprobs(reply),
         }
         if self._body.return_token_ids and reply.tokens is not None:
-            choice["token_ids"] = reply.tokens.token_ids
+            choice["token_ids"] = list(reply.tokens.token_ids)
         return choice
 
     def _chunks(self, index: int, reply: Reply) -> list[dict[str, Any]]:
@@ -110,7 +110,7 @@ class _ResponseFormat:
         last: dict[str, Any] = {"index": index, "delta": {}, "finish_reason": self._finish_reason(parts)}
         last["logprobs"] = self._logprobs(reply)
         if self._body.return_token_ids and reply.tokens is not None:
-            last["token_ids"] = reply.tokens.token_ids
+            last["token_ids"] = list(reply.tokens.token_ids)
         return [self._chunk([choice]) for choice in (*choices, last)]
 
     def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
@@ -125,7 +125,7 @@ class _ResponseFormat:
     def _prompt_ids(self, replies: Sequence[Reply]) -> dict[str, Any]:
         tokens = replies[0].tokens
         is_requested = self._body.return_token_ids and tokens is not None
-        return {"prompt_token_ids": tokens.prompt_ids} if is_requested and tokens is not None else {}
+        return {"prompt_token_ids": list(tokens.prompt_ids)} if is_requested and tokens is not None else {}
 
     def _logprobs(self, reply: Reply) -> dict[str, Any] | None:
         logprobs = self._token_logprobs(reply) if self._body.logprobs else None

@@ -113,7 +113,7 @@ def _completion_choice(
     if tokens is None:
         return choice
     if body.return_token_ids:
-        choice |= {"prompt_token_ids": tokens.prompt_ids, "token_ids": tokens.token_ids}
+        choice |= {"prompt_token_ids": list(tokens.prompt_ids), "token_ids": list(tokens.token_ids)}
     if body.logprobs is not None:
         texts = [rollout.token_text(token) for token in tokens.token_ids]
         choice["logprobs"] = completion_logprobs(texts, tokens.logprobs)
@@ -122,7 +122,7 @@ def _completion_choice(
 
 def _generate_choice(sampling: GenerateSampling, index: int, reply: Reply) -> dict[str, Any]:
     tokens = reply.tokens
-    ids, values = ([], []) if tokens is None else (tokens.token_ids, tokens.logprobs)
+    ids, values = ([], []) if tokens is None else (list(tokens.token_ids), tokens.logprobs)
     content = [
         # clients of vLLM read `token`, clients of Buckeye's server read `token_id`
         {
