@@ -24,7 +24,6 @@ import asyncio
 import heapq
 import math
 import random
-import selectors
 import statistics
 import sys
 from collections.abc import Callable
@@ -41,6 +40,7 @@ from buckeye.orchestrator.collected_groups import CollectedGroups
 from buckeye.orchestrator.collector import GroupCollector
 from buckeye.orchestrator.pauses import EnvironmentPauses
 from buckeye.orchestrator.rollout import Group, InFlightGroup, Rollout
+from buckeye.orchestrator.simulation import VirtualTime
 from buckeye.orchestrator.task_sampler import GroupTask
 from buckeye.orchestrator.training_samples import Segment, Span
 
@@ -54,29 +54,6 @@ LAWS: dict[str, Callable[[random.Random], float]] = {
     "uniform": lambda rng: rng.uniform(0.2, 1.8),
 }
 """Seconds of a rollout. Those of `two kinds` depend on the task: some take six times as long as others."""
-
-
-class VirtualTime(asyncio.SelectorEventLoop):
-    """Event loop whose clock jumps to the next event. Raises RuntimeError without a next event."""
-
-    def __init__(self) -> None:
-        super().__init__(_Jumps(self))
-        self.now = 0.0
-
-    def time(self) -> float:
-        return self.now
-
-
-class _Jumps(selectors.SelectSelector):
-    def __init__(self, loop: VirtualTime) -> None:
-        super().__init__()
-        self._loop = loop
-
-    def select(self, timeout: float | None = None) -> list[Any]:
-        if timeout is None:
-            raise RuntimeError("nothing is waited for that could happen")
-        self._loop.now += max(0.0, timeout)
-        return super().select(0)
 
 
 @dataclass(slots=True)

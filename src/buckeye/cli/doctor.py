@@ -14,6 +14,7 @@ from typing import Annotated
 
 import typer
 
+from buckeye import runs
 from buckeye.base.columns import counted
 from buckeye.base.terminal import status_line
 from buckeye.cli.dry_run import leave_no_files
@@ -45,6 +46,10 @@ def doctor(
         bool, typer.Option("--offline", help="Use no network; fail for everything that a run would download.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    simulate: Annotated[
+        str | None,
+        typer.Option(metavar="RUN", help="Only simulate a run with more engines or more steps ahead."),
+    ] = None,
 ) -> int:
     """Check this machine, and whether a run with this configuration would work on it.
 
@@ -54,6 +59,12 @@ def doctor(
     if offline and sample:
         hint = "Run `rl doctor --offline` first"
         raise UsageError("--offline runs no rollouts (--sample)", code="BK-CLI-CONFLICT", hint=hint)
+    if simulate is not None:
+        if context.args or sample or offline:
+            message = "--simulate RUN checks nothing, and takes no configuration"
+            raise UsageError(message, code="BK-CLI-CONFLICT", hint="Leave the other arguments out")
+        print(_simulate(simulate, as_json=as_json))
+        return 0
     config = load(RLConfig, context.args, "rl doctor") if context.args else None
     if config is not None and config.dry_run:
         message = "`rl doctor`: does not accept --dry-run"
@@ -101,6 +112,28 @@ def doctor_text(checks: Sequence[Check], *, width: int) -> str:
         f"{counted(count['warning'], 'warning')}, "
         f"{count['skipped']} skipped"
     )
+    return "\n".join(lines)
+
+
+def _simulate(run: str, *, as_json: bool) -> str:
+    """Return the recorded seconds per step of a run, and those of other layouts by simulation."""
+    from buckeye.evaluation.layouts import simulate_layouts
+
+    with status_line("simulating other layouts"):
+        recorded, layouts = simulate_layouts(runs.open(run).path)
+    if as_json:
+        rows = [
+            {"engines": n, "max_async_level": level, **asdict(found)} for (n, level), found in layouts.items()
+        ]
+        return json.dumps({"recorded_step_seconds": recorded, "layouts": rows})
+    base = next(iter(layouts.values())).step_seconds
+    lines = [f"recorded   {recorded:7.2f} s a step"]
+    lines += [
+        f"simulated  {found.step_seconds:7.2f} s a step, {base / found.step_seconds:.2f} times as fast: "
+        f"{counted(engines, 'engine')} (idle {found.engine_idle:.0%}), max_async_level {level}, "
+        f"trainer idle {found.trainer_idle:.0%}, {found.dropped:.0%} of groups dropped"
+        for (engines, level), found in layouts.items()
+    ]
     return "\n".join(lines)
 
 

@@ -1,0 +1,122 @@
+"""Simulated runs: hand-computed steps, and laws that are fitted to recorded rollouts."""
+
+import asyncio
+import json
+
+import pytest
+
+from buckeye.config.orchestrator import OrchestratorConfig
+from buckeye.errors import UsageError
+from buckeye.evaluation.layouts import fit_engine, simulate_layouts
+from buckeye.monitor.rollouts import RecordedRollout
+from buckeye.orchestrator.simulation import EngineLaw, Laws, RolloutLaw, Simulation, VirtualTime, simulate
+
+
+def laws(engine, tokens=lambda rng: 100, waits=0.0, fails=0.0):
+    def draw(rng, size):
+        return [
+            RolloutLaw(
+                prompt_tokens=10,
+                reply_tokens=(tokens(rng),),
+                environment_seconds=(waits,),
+                fails=rng.random() < fails,
+            )
+            for _ in range(size)
+        ]
+
+    return Laws(engine=engine, draw=draw, train=lambda trained: 3.0, hand_over=0.5)
+
+
+def config(level, **changes):
+    return OrchestratorConfig(batch_size=16, rollouts_per_example=8, max_async_level=level, **changes)
+
+
+@pytest.mark.parametrize(
+    ("engine", "engines", "sampling"),
+    [
+        (EngineLaw(base=0.01, update=0.25), 1, 1.0),
+        (EngineLaw(base=0.0, each=0.001, update=0.25), 1, 1.6),  # 16 sequences
+        (EngineLaw(base=0.0, each=0.001, update=0.25), 2, 0.8),  # 8 sequences each
+        (EngineLaw(base=0.01, update=0.25, max_num_seqs=4), 1, 4.0),  # 4 sequences at a time
+    ],
+)
+def test_a_synchronous_step_has_the_computed_duration(engine, engines, sampling):
+    found = simulate(config(0), laws(engine), engines=engines, steps=6)
+    step = sampling + 0.5 + 3.0 + 0.25
+    assert found.step_seconds == pytest.approx(step)
+    assert found.engine_idle == pytest.approx(1 - sampling / step)
+    assert found.trainer_idle == pytest.approx((sampling + 0.5) / step)
+    assert (found.staleness, found.dropped, found.unaccounted) == (0.0, 0.0, 0)
+
+
+def test_a_step_ahead_hides_sampling_behind_training():
+    found = simulate(config(1), laws(EngineLaw(base=0.01, update=0.25)), engines=1, steps=10)
+    assert found.step_seconds == pytest.approx(3.25)
+    assert (found.staleness, found.unaccounted) == (1.0, 0)
+
+
+def test_failed_rollouts_are_accounted_for():
+    failing = laws(EngineLaw(base=0.01), waits=1.0, fails=0.3)
+    found = simulate(config(1, min_group_size=7), failing, engines=2, steps=10)
+    assert 0.1 < found.dropped < 0.9
+    assert found.unaccounted == 0
+
+
+def rows(engine, steps, engines=1):
+    """Simulate steps whose rollouts have a heavy tail, and return their records."""
+    true = laws(engine, tokens=lambda rng: 1 + int(rng.lognormvariate(4, 0.8)))
+
+    async def run():
+        simulation = Simulation(config(1), true, engines=engines)
+        return await simulation.run(steps), simulation.batches
+
+    with asyncio.Runner(loop_factory=VirtualTime) as runner:
+        found, batches = runner.run(run())
+    return found, [
+        [
+            RecordedRollout(
+                group=group.index,
+                task_id="t",
+                reward=1.0,
+                ended=rollout.end_time,
+                seconds=rollout.seconds,
+                sampling_seconds=rollout.seconds,
+                turns=1,
+                completion_tokens=rollout.completion_tokens,
+            )
+            for group in batch.groups
+            for rollout in group.rollouts
+        ]
+        for batch in batches
+    ]
+
+
+def test_the_law_of_an_engine_is_found_in_its_rollouts():
+    _, batches = rows(EngineLaw(base=0.02, each=0.002), 12)
+    fitted = fit_engine([row for batch in batches for row in batch], engines=1, max_num_seqs=256)
+    for running in (8, 12, 16):
+        assert fitted.step_seconds(running) == pytest.approx(0.02 + 0.002 * running, rel=0.1)
+
+
+def test_a_recorded_run_is_simulated_as_it_was(tmp_path):
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "rollouts").mkdir()
+    settings = config(1).model_dump(mode="json")
+    (tmp_path / "configs" / "orchestrator.json").write_text(json.dumps(settings))
+    (tmp_path / "metrics.jsonl").write_text("")
+    with pytest.raises(UsageError) as raised:
+        simulate_layouts(tmp_path)
+    assert raised.value.code == "BK-RUN-NO-DATA"
+    found, batches = rows(EngineLaw(base=0.05, each=0.005), 12)
+    with (tmp_path / "metrics.jsonl").open("w") as metrics:
+        for step, batch in enumerate(batches):
+            lines = [json.dumps({name: getattr(r, name) for name in r.__struct_fields__}) for r in batch]
+            (tmp_path / "rollouts" / f"step_{step}.jsonl").write_text("\n".join(lines))
+            head = {"time": 0.0, "attempt": 1, "step": step}
+            values = {"time/step": found.step_seconds, "time/write_batch": 0.5, "time/update_weights": 0.0}
+            metrics.write(json.dumps({**head, "process": "orchestrator", **values}) + "\n")
+            metrics.write(json.dumps({**head, "process": "trainer", "seconds": 3.0}) + "\n")
+    recorded, layouts = simulate_layouts(tmp_path, steps=16)
+    assert recorded == found.step_seconds
+    assert layouts[1, 1].step_seconds == pytest.approx(recorded, rel=0.1)
+    assert layouts[2, 1].step_seconds < layouts[1, 1].step_seconds
