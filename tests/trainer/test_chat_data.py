@@ -131,7 +131,7 @@ def test_reply_ended_by_the_next_role_trains_that_token(tiny_model, tmp_path):
 @pytest.mark.parametrize(
     ("template", "message"),
     [
-        ("{% if add_generation_prompt %}X{% endif %}{{ messages|length }}", "does not continue"),
+        ("{% if add_generation_prompt %}X{% endif %}{{ messages[0].content }}", "does not continue"),
         ("{{ raise_exception('no system message') }}", "no system message"),
     ],
 )

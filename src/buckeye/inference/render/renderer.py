@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -115,14 +116,18 @@ class ChatRenderer:
             as_sampled = [*messages[:position], reply, *messages[position + 1 :]]
             if self.template.text(as_sampled, tools, prompt=True) != text:
                 return None
+        stop = self.decode(sampled_ids[-1:]) if self._without_stop(sampled_ids) != sampled_ids else None
+        head = self._head_of_turn(text, messages, tools, position)
         following = self._after_reply(
-            text[len(conversation.text) :], self.template.escaper.escape_message(reply)
+            text[len(conversation.text) :],
+            head - len(conversation.text),
+            self.template.escaper.escape_message(reply),
+            stop,
         )
         if following is None:
             return None
         end, rest = following
-        ended = bool(sampled_ids) and sampled_ids[-1] in self.stop_token_ids
-        ids = [*conversation.ids, *sampled_ids, *self.encode(rest if ended else end + rest)]
+        ids = [*conversation.ids, *sampled_ids, *self.encode(rest if stop is not None else end + rest)]
         return Conversation(ids=ids, text=text, messages=tuple(messages), tools=tuple(tools))
 
     def parse(self, conversation: Conversation, sampled_ids: Sequence[int]) -> dict[str, Any]:
@@ -178,21 +183,43 @@ class ChatRenderer:
             )
         return ParsedMessage(content=parsed.content, reasoning=reasoning, calls=parsed.calls)
 
-    def _after_reply(self, text: str, reply: Message) -> tuple[str, str] | None:
-        """Return the end-of-turn token after the reply, and the text after this token.
+    def _head_of_turn(
+        self, text: str, messages: Sequence[Message], tools: Sequence[Tool], position: int
+    ) -> int:
+        """Return the length of `text` up to the content of the message after the reply at `position`.
 
-        `text` starts with the reply. Return None if `text` does not contain the whole reply.
+        Another content of this message changes the text only from there on. Return 0 if it is not in `text`.
         """
-        if self.template.end_of_turn is None:
+        later = messages[position + 1 :]
+        other = [{**message, "content": f"·{message.get('content') or ''}"} for message in later[:1]]
+        try:
+            changed = self.template.text(
+                [*messages[: position + 1], *other, *later[1:]], tools, prompt=bool(later)
+            )
+        except UsageError:
+            return 0
+        common = len(os.path.commonprefix([text, changed]))  # noqa: RUF071, characters are meant
+        return 0 if later and common == len(text) else common
+
+    def _after_reply(self, text: str, head: int, reply: Message, stop: str | None) -> tuple[str, str] | None:
+        """Return the token that ends the reply, and the text after this token.
+
+        `text` starts with the reply. Its first `head` characters are before the content of the next message.
+        `stop` is the stop token that was sampled. Return None if `text` does not contain the whole reply, or
+        not its end.
+        """
+        usual = self.template.end_of_turn
+        ends = [end for end in (stop, usual and usual[0]) if end is not None]
+        end, at = next(((end, at) for end in ends if (at := text.rfind(end, 0, max(0, head))) >= 0), ("", 0))
+        if not end:
             return None
-        end, _ = self.template.end_of_turn
-        written, separator, rest = text.partition(end)
+        written = text[:at]
         content, reasoning = ((reply.get(key) or "").strip() for key in ("content", "reasoning_content"))
         # Search the reasoning only before the content, because the content may contain the reasoning's text.
         before = written.rpartition(content)[0] if content else written
-        if not separator or content not in written or reasoning not in before:
+        if content not in written or reasoning not in before:
             return None
-        return end, rest
+        return end, text[at + len(end) :]
 
     def _without_stop(self, ids: Sequence[int]) -> Sequence[int]:
         return ids[:-1] if ids and ids[-1] in self.stop_token_ids else ids

@@ -67,6 +67,12 @@ class ChatTemplate:
             text = self._render([readable(message) for message in messages], tools, prompt=prompt)
         else:
             text = self._render(plain_messages(messages, tools), (), prompt=prompt)
+        if self._omits_content:
+            raise UsageError(
+                f"the chat template of {self._model_path} leaves out the text of messages",
+                code="BK-TEMPLATE",
+                hint="use a template that writes `content` as text, not as a list of parts",
+            )
         return text + self.missing_header if prompt else text
 
     @cached_property
@@ -131,15 +137,44 @@ class ChatTemplate:
         return "json" if bare else "tagged"
 
     @cached_property
+    def turn_end(self) -> str:
+        """Text that the template writes after a reply that is the last message.
+
+        A template that ends a reply only before the next message, such as GLM's, writes nothing. Then it is
+        the text up to this message.
+        """
+        for after in ((), (PROBE_QUESTION,)):
+            text = self._probe((PROBE_QUESTION, _REPLY, *after), (), prompt=False)
+            _, found, end = text.rpartition(_PROBE)
+            end = end.partition(PROBE_QUESTION["content"])[0]
+            if not found or end.strip():
+                return end if found else ""
+        return ""
+
+    @cached_property
     def end_of_turn(self) -> tuple[str, int] | None:
         """Text and id of the special token that ends a reply, or None.
 
-        The end-of-text token of the tokenizer is often another token, such as in base models.
+        The end-of-text token of the tokenizer is often another token, such as in base models. A token that
+        the template also writes between reasoning and content does not end a reply.
         """
-        text = self._probe((PROBE_QUESTION, _REPLY), (), prompt=False)
-        ids = self._tokenizer.encode(text[text.rfind(_PROBE) + len(_PROBE) :], add_special_tokens=False)
+        reply = {**_REPLY, "reasoning_content": PROBE_SYSTEM["content"]}
+        written = self._probe((PROBE_QUESTION, reply), (), prompt=False).rpartition(_PROBE)[0]
+        between = written.partition(PROBE_SYSTEM["content"])[2]
+        ids = self._tokenizer.encode(self.turn_end.lstrip(), add_special_tokens=False)
         added = self._tokenizer.added_tokens_decoder
-        return (added[ids[0]].content, ids[0]) if text and ids and ids[0] in added else None
+        is_end = bool(ids) and ids[0] in added and added[ids[0]].content not in between
+        return (added[ids[0]].content, ids[0]) if is_end else None
+
+    @cached_property
+    def _omits_content(self) -> bool:
+        """True if the template does not write the text of a question, such as one that expects parts."""
+        try:
+            return PROBE_QUESTION["content"] not in self._render([PROBE_QUESTION], (), prompt=True)
+        except TooCostlyTemplateError:
+            raise
+        except UsageError:
+            return False
 
     def _probe(self, messages: Sequence[Message], tools: Sequence[Tool], *, prompt: bool) -> str:
         """Return the text of messages without escape marks, or "" if the template rejects the messages."""

@@ -7,6 +7,7 @@ import json
 import logging
 import re
 import time
+import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -84,6 +85,18 @@ class ChatFormat:
             turns = list(self._template_turns(messages, indices, tools))
         return _join_turns(turns, trained)
 
+    def omits_text(self, conversation: Mapping[str, Any], samples: Sequence[ChatSample]) -> bool:
+        """Return True if content or reasoning of a trained message is not in the trained tokens.
+
+        Templates without reasoning omit it, and some remove it from the content. Letter case and spaces are
+        not compared, because tokenizers may change them.
+        """
+        decode = self._renderer.decode
+        trained = _letters("".join(decode(s.token_ids[s.loss_mask].tolist()) for s in samples))
+        messages = [m for m in conversation["messages"][1:] if m["role"] == "assistant" and is_trained(m)]
+        texts = [_letters(m.get(key) or "") for m in messages for key in ("content", "reasoning_content")]
+        return not all(text in trained for text in texts)
+
     def _family_turns(
         self, messages: Sequence[Any], indices: Sequence[int], tools: Sequence[Any]
     ) -> list[_Turn] | None:
@@ -112,8 +125,8 @@ class ChatFormat:
     ) -> Iterator[_Turn]:
         """Yield the turns that the chat template makes.
 
-        A reply is the text that the template adds to the prompt, up to its last end-of-turn token. The reply
-        is tokenized separately from the prompt, as when a policy samples the reply.
+        A reply is the text that the template adds to the prompt, up to its end-of-turn token. The reply is
+        tokenized separately from the prompt, as when a policy samples the reply.
 
         Every reply must end with a stop token, because a policy must learn to stop. If the template writes no
         stop token after the reply, the reply gets the stop token before the next message, or else the first
@@ -131,17 +144,32 @@ class ChatFormat:
                     hint="use another chat template",
                 )
             continues = bool(text) and prompt.startswith(text)
-            end = _end_of_turn(full, len(prompt), self._stops)
+            end = self._end_of_turn(full, len(prompt))
             if end is None and index + 1 < len(messages):
                 next_full = render(messages[: index + 2], tools, prompt=False)
                 full += next((stop for stop in self._stops if next_full.startswith(full + stop)), "")
-                end = _end_of_turn(full, len(prompt), self._stops)
+                end = self._end_of_turn(full, len(prompt))
             context = prompt[len(text) :] if continues else prompt
             reply = encode(full[len(prompt) : end])
             if end is None:
                 reply += self._renderer.stop_token_ids[:1]
             yield _Turn(context=encode(context), reply=reply, continues=continues)
             text = "" if end is None else full[:end]  # no later prompt contains an added stop token
+
+    def _end_of_turn(self, text: str, start: int) -> int | None:
+        """Return the position after the token that ends the last reply, which begins at `start`, or None.
+
+        Sampling ends at the first stop token of the turn's end, such as `<|end|>` in `<|end|>` and
+        `<|endoftext|>`. Between content and calls, a stop token does not end the reply.
+        """
+        suffix = self._renderer.template.turn_end
+        if suffix and text.endswith(suffix, start):
+            first = len(text) - len(suffix)
+            ends = [at + len(stop) for stop in self._stops if (at := text.find(stop, first)) >= 0]
+            if ends:
+                return min(ends)
+        ends = [at + len(stop) for stop in self._stops if (at := text.rfind(stop, start)) >= 0]
+        return max(ends, default=None)
 
 
 @dataclass(slots=True)
@@ -156,6 +184,8 @@ class ChatCounts:
     """Number of samples longer than `seq_len`."""
     untrained: int = 0
     """Number of conversations with weight 0 for every assistant message."""
+    shortened: int = 0
+    """Number of conversations with content or reasoning to train that the chat template omits."""
     broken_calls: int = 0
     """Number of conversations with a trained call that has no name, or arguments that are not an object."""
 
@@ -251,12 +281,20 @@ class ChatFile:
             fitting = [s for s in samples if len(s.token_ids) <= self._seq_len]
             counts.too_long += len(samples) - len(fitting)
             counts.untrained += not samples
+            counts.shortened += self._chat.omits_text(line[1], samples)
             if fitting:
                 usable.append(line)
                 counts.samples += len(fitting)
                 counts.tokens += sum(len(s.token_ids) for s in fitting)
                 counts.trained_tokens += sum(int(s.loss_mask.sum()) for s in fitting)
         counts.conversations = len(usable)
+        if counts.shortened:
+            logger.warning(
+                "The chat template omits text of the assistant, such as its reasoning, in %d of %d "
+                "conversations; this text is not trained",
+                counts.shortened,
+                len(lines),
+            )
         if not usable:
             raise UsageError(
                 f"no conversation of {self.path} can be trained on with seq_len = {self._seq_len}; left out: "
@@ -297,6 +335,10 @@ class ChatFile:
             raise
 
 
+def _letters(text: str) -> str:
+    return "".join(filter(str.isalnum, unicodedata.normalize("NFKC", text).casefold()))
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Turn:
     """Token ids of an assistant message, and of the text before it.
@@ -326,11 +368,6 @@ def _join_turns(turns: Sequence[_Turn], trained: Sequence[bool]) -> list[ChatSam
 def _make_sample(ids: Sequence[int], mask: Sequence[bool]) -> ChatSample:
     end = int(np.flatnonzero(mask)[-1]) + 1
     return ChatSample(token_ids=np.array(ids[:end], np.int32), loss_mask=np.array(mask[:end], np.bool_))
-
-
-def _end_of_turn(text: str, start: int, stop_tokens: Sequence[str]) -> int | None:
-    ends = [at + len(token) for token in stop_tokens if (at := text.rfind(token, start)) >= 0]
-    return max(ends, default=None)
 
 
 def check_first_chat(path: Path, key: str) -> None:
