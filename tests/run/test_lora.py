@@ -4,6 +4,7 @@ import json
 import shutil
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 from tests.cli.printed_commands import follow
@@ -47,3 +48,21 @@ def test_it_learns_and_engine_and_trainer_agree(runner):
     assert {command: one.stderr for command, one in ended.items() if one.returncode} == {}
     places = ("weights/step_16", "exports/step_16", "exports/step_16-merged")
     assert ended.keys() >= {f"buckeye chat out/{place}" for place in places}
+
+
+@pytest.mark.parametrize("rounding", ["4bit", "8bit"])
+def test_rounded_base_is_sampled_and_trained_alike(runner, rounding):
+    words = (*LORA, "--trainer.model.quantization", rounding, "--ckpt")
+    runner.ok(runner.rl("out", *words, steps=3, level=0), limit=300)
+    trainer = runner.metrics("out", "trainer")
+    assert all(abs(record.get("mismatch_kl", 0.0)) < 1e-4 for record in trainer.values())
+    for name, more in (("adapter", ()), ("merged", ("--merge-lora",))):
+        done = runner.ok(runner.argv("export", "out", "-o", name, *more))
+        assert f"trained on a {rounding} base" in done.stdout + done.stderr
+    adapter = json.loads((runner.root / "adapter" / "adapter_config.json").read_text())
+    assert adapter["base_model_name_or_path"] == str(runner.model)
+    base, merged = (
+        load_file(folder / "model.safetensors") for folder in (runner.model, runner.root / "merged")
+    )
+    changed = {name for name, tensor in base.items() if not torch.equal(tensor, merged[name])}
+    assert changed == {name for name in base if name.endswith("_proj.weight") or name == "model.norm.weight"}

@@ -1,6 +1,7 @@
 """Warnings of a dry run about settings that only a trainer with its model would refuse."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -13,6 +14,8 @@ from buckeye.launch.preflight.trainer_checks import reference_warnings, trainer_
 from buckeye.transport.checkpoint.base_digest import BASE_DIGEST_KEY, base_digest
 
 LORA = "--trainer.model.experimental.lora.target-modules"
+
+FULL = "--trainer.model.experimental.lora.modules-to-save"
 
 
 @pytest.fixture(autouse=True)
@@ -40,6 +43,7 @@ CUSTOM = "--trainer.loss.type custom --trainer.loss.import-path"
         "--trainer.supervised.path gone.jsonl",
         f"{LORA} q_proj,query",
         f"{LORA} embed_tokens",
+        f"{LORA} q_proj --trainer.model.quantization 4bit {FULL} mlp",
     ],
     ids=[
         "no file",
@@ -50,10 +54,54 @@ CUSTOM = "--trainer.loss.type custom --trainer.loss.import-path"
         "no chats",
         "unknown layer",
         "embeddings",
+        "rounded in full",
     ],
 )
 def test_trainer_warnings_report_invalid_settings(tiny_model, words, wording):
     assert warned(words, tiny_model) == wording
+
+
+FOUR_BITS = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+
+
+def test_model_that_cannot_be_rounded_is_reported(tiny_model, tmp_path, wording):
+    found = {}
+    for name, change in (
+        ("quantized", {"quantization_config": FOUR_BITS}),
+        ("general", {"model_type": "gemma2"}),
+    ):
+        config = json.loads((tiny_model / "config.json").read_text())
+        folder = shutil.copytree(tiny_model, tmp_path / name)
+        (folder / "config.json").write_text(json.dumps(config | change))
+        lines = warned(f"{LORA} q_proj --trainer.model.quantization 8bit", folder)
+        found[name] = [line for line in lines if line.startswith("trainer.model.quantization")]
+    assert found == wording
+    lines = warned(f"{LORA} q_proj --trainer.model.quantization 8bit", tiny_model, on_gpu=True)
+    assert lines == []
+
+
+ROUNDED = f"{LORA} q_proj --trainer.model.quantization 4bit"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--trainer.model.quantization 4bit",
+        f"{ROUNDED} --trainer.model.sharding full",
+        f"{ROUNDED} --inference.backend vllm",
+        f"{ROUNDED} --inference.model.quantization 8bit",
+    ],
+    ids=["all weights", "sharded", "vllm", "different"],
+)
+def test_rounding_that_cannot_work_is_refused(words, refusal):
+    with refusal(ConfigError):
+        warned(f"--inference {words}")
+
+
+def test_engine_rounds_as_the_trainer():
+    argv = f"--inference {LORA} q_proj --trainer.model.quantization 4bit".split()
+    inference = load_config(RLConfig, argv).inference
+    assert (inference.model.quantization, inference.backend) == ("4bit", "torch")
 
 
 def test_chats_that_are_invalid_are_reported(tiny_model, tmp_path):

@@ -103,3 +103,71 @@ def test_export_is_loaded_by_peft_and_by_the_engine_and_merged(quantized, policy
 def test_all_weights_cannot_be_trained(quantized, refusal):
     with refusal(UsageError):
         load_policy(str(quantized), CPU)
+
+
+@pytest.fixture(params=["4bit", "8bit"])
+def rounding(request):
+    return request.param
+
+
+@pytest.fixture
+def rounded_policy(rounding, tiny_model):
+    """Policy of a full-precision model that is rounded when it is loaded, with an adapter and a full norm."""
+    torch.manual_seed(0)
+    loaded = load_policy(str(tiny_model), CPU, frozen=True, quantization=rounding)
+    lora = LoRAConfig(rank=4, modules_to_save=["model.norm"])
+    add_adapter(loaded.model, lora, base=str(tiny_model), frozen_dtype=torch.float32)
+    with torch.no_grad():
+        for parameter in loaded.trainable.values():
+            parameter.add_(0.05 * torch.randn_like(parameter))
+    return loaded
+
+
+def rounded_tensors(folder, rounding, adapter=None):
+    """Return the tensors that the engine computes with."""
+    checkpoint = Checkpoint(folder) if adapter is None else AdaptedCheckpoint(folder, adapter)
+    weights = DecoderWeights(read_spec(folder), dtype=torch.float32, device=CPU, quantization=rounding)
+    weights.check(checkpoint)
+    weights.load(checkpoint)
+    return {name: checkpoint.merged(name).float() for name in checkpoint.shapes}
+
+
+def test_trainer_and_engine_round_alike(rounding, rounded_policy, tiny_model, tmp_path):
+    plain, base = rounded_tensors(tiny_model, None), rounded_tensors(tiny_model, rounding)
+    changed = {name for name, tensor in plain.items() if not torch.equal(tensor, base[name])}
+    assert changed == {name for name in plain if name.endswith("_proj.weight")}
+    tensors = rounded_tensors(tiny_model, rounding, saved(rounded_policy, tmp_path))
+    model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+    model.load_state_dict(tensors, strict=False)
+    torch.testing.assert_close(plain_logprobs(model), logprobs(rounded_policy), **CLOSE)
+
+
+def test_gradients_are_those_of_the_rounded_weights(rounding, rounded_policy, tiny_model, tmp_path):
+    row = pack_micro_batch([IDS], [np.arange(len(IDS)) > 0], CPU)
+
+    def gradients(policy):
+        policy(row, torch.ones(len(IDS) - 1))[0].sum().backward()
+        return {name: parameter.grad for name, parameter in policy.trainable.items()}
+
+    found = gradients(rounded_policy)
+    dense = load_policy(str(tiny_model), CPU, frozen=True)
+    dense.model.load_state_dict(rounded_tensors(tiny_model, rounding), strict=False)
+    lora = LoRAConfig(rank=4, modules_to_save=["model.norm"])
+    add_adapter(dense.model, lora, base=str(tiny_model), frozen_dtype=torch.float32)
+    with torch.no_grad():
+        for name, parameter in dense.trainable.items():
+            parameter.copy_(rounded_policy.trainable[name])
+    for name, gradient in gradients(dense).items():
+        torch.testing.assert_close(found[name], gradient, rtol=1e-3, atol=1e-4)
+
+
+def test_export_belongs_to_the_unrounded_base(rounded_policy, tiny_model, tmp_path):
+    adapter = saved(rounded_policy, tmp_path / "adapter")
+    merge_adapter(str(tiny_model), adapter, tmp_path / "merged")
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype=torch.float32)
+    base = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+    assert merged.config.tie_word_embeddings == base.config.tie_word_embeddings
+    loaded = PeftModel.from_pretrained(base, str(adapter))
+    torch.testing.assert_close(plain_logprobs(merged), plain_logprobs(loaded), **CLOSE)
+    trained = rounded_policy.model.get_parameter("model.norm.modules_to_save.default.weight")
+    torch.testing.assert_close(merged.model.norm.weight, trained.cpu(), rtol=0, atol=0)

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from buckeye.config.shared import BaseConfig, LogConfig, Port, conflict
+from buckeye.config.shared import BaseConfig, LogConfig, Port, Quantization, conflict
 
 
 class ServerConfig(BaseConfig):
@@ -36,6 +36,9 @@ class ServedModelConfig(BaseConfig):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Data type of the computation. auto: bfloat16 on a GPU; on a CPU float32 up to 5 million parameters,
     above that bfloat16 if the processor has instructions for it."""
+    quantization: Quantization | None = None
+    """Round the linear layers like a trainer with this setting (embedded engine). They are not smaller in
+    memory."""
     max_model_len: PositiveInt | None = None
     """Maximum length of a sequence, in tokens. None: the limit of the model."""
     enforce_eager: bool = False
@@ -116,5 +119,11 @@ class InferenceConfig(BaseConfig):
             raise conflict(
                 f"`{name}` requires vLLM: the embedded engine uses one device per replica",
                 hint=f'set `inference.backend = "vllm"`, or leave `{name}` out',
+            )
+        if self.model.quantization is not None and self.backend == "vllm":
+            raise conflict(
+                "vLLM does not round weights as the trainer does with `model.quantization`",
+                "model.quantization",
+                hint='set `inference.backend = "torch"`, or name a model folder with weights in 4 bits',
             )
         return self

@@ -219,7 +219,7 @@ def _difference(first: Assignment, second: Assignment, run: KeyPath) -> Problem:
 
 
 def _fit_engines(settings: Settings) -> None:
-    """Set the limits of the engines, so that they fit the longest rollout and the rank of adapters."""
+    """Set the limits of the engines, so that they fit the longest rollout, and adapters and their base."""
     default = OrchestratorConfig.model_fields["seq_len"].default
     seq_len = _entry(settings, ("orchestrator", "seq_len"))
     _fill(settings, seq_len or Assignment((), default, BY_DEFAULT), [_MAX_MODEL_LEN])
@@ -228,3 +228,8 @@ def _fit_engines(settings: Settings) -> None:
         default_rank = Assignment(lora.path, LoRAConfig.model_fields["rank"].default, lora.location)
         rank = _entry(settings, (*lora.path, "rank")) or default_rank
         _fill(settings, rank, [("inference", "max_lora_rank")])
+    quantization = _entry(settings, ("trainer", "model", "quantization"))
+    if quantization is not None and quantization.value is not None:
+        _fill(settings, quantization, [("inference", "model", "quantization")])
+        torch = Assignment(quantization.path, "torch", quantization.location)
+        _fill(settings, torch, [("inference", "backend")])

@@ -155,6 +155,17 @@ class RLConfig(TrackedConfig):
         return self
 
     @model_validator(mode="after")
+    def _engine_rounds_alike(self) -> RLConfig:
+        trained = self.trainer.model.quantization
+        if self.inference is not None and self.inference.model.quantization != trained:
+            raise conflict(
+                f"`inference.model.quantization` is {self.inference.model.quantization!r} and "
+                f"`trainer.model.quantization` is {trained!r}: engine and trainer must compute alike",
+                hint="set only `trainer.model.quantization`",
+            )
+        return self
+
+    @model_validator(mode="after")
     def _rows_hold_rollouts(self) -> RLConfig:
         row, rollout = self.trainer.seq_len, self.orchestrator.seq_len
         if row < rollout:

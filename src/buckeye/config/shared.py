@@ -92,6 +92,7 @@ class UserFunctionConfig(BaseConfig):
         return self
 
 
+Quantization = Literal["4bit", "8bit"]
 LogLevel = Literal["debug", "info", "success", "warning", "warn", "error", "critical"]
 Port = Annotated[int, Field(ge=1, le=65535)]
 ResumeStep = Annotated[int, Field(ge=-1)]

@@ -9,7 +9,15 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Tag, model_validator
 
 from buckeye.config.losses import LossConfig, MaskedRatioLossConfig, ReinforceLossConfig
-from buckeye.config.shared import BaseConfig, CheckpointConfig, LogConfig, WandbConfig, conflict, variant
+from buckeye.config.shared import (
+    BaseConfig,
+    CheckpointConfig,
+    LogConfig,
+    Quantization,
+    WandbConfig,
+    conflict,
+    variant,
+)
 
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 Dtype = Literal["float32", "bfloat16"]
@@ -73,6 +81,9 @@ class ModelConfig(BaseConfig):
     adapter: Path | None = None
     """Folder of an adapter to start from. With experimental.lora, the adapter is trained. Without it, the
     adapter is merged into the model, and the model is trained."""
+    quantization: Quantization | None = None
+    """Load the linear layers of the frozen base in 4 bits (NF4) or 8 bits (int8), for experimental.lora
+    (QLoRA). Requires the extra `optim8bit`."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device to train on. auto: a GPU if available."""
     compute_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
@@ -114,6 +125,16 @@ class ModelConfig(BaseConfig):
         if self.experimental.lora is not None and self.tp > 1:
             message = f"`tp` = {self.tp} cannot divide the adapters of `experimental.lora`"
             raise conflict(message, hint="set `tp` to 1")
+        if self.quantization is not None and self.experimental.lora is None:
+            message = "only an adapter can be trained on the rounded weights of `quantization`"
+            raise conflict(message, hint="set `experimental.lora`, or leave `quantization` out")
+        if self.quantization is not None and (
+            self.sharding == "full" or self.tp > 1 or self.dp_replicate > 1
+        ):
+            raise conflict(
+                "the rounded weights of `quantization` cannot be divided among ranks",
+                hint='set `sharding` to "none"',
+            )
         if self.load_using_meta and (self.experimental.lora is not None or self.adapter is not None):
             name = "adapter" if self.experimental.lora is None else "experimental.lora"
             raise conflict(

@@ -21,6 +21,7 @@ from buckeye.runs.checkpoint_facts import (
     read_config,
 )
 from buckeye.runs.model_card import model_card
+from buckeye.runs.reader import value_at
 from buckeye.runs.training_data import read_comparison_texts
 from buckeye.transport.checkpoint import (
     CheckpointInfo,
@@ -87,6 +88,9 @@ def export_model(request: ExportRequest, tell: Callable[[str], None]) -> Exporte
     name = f"step_{choice.info.step}{'-merged' if request.merge_lora else ''}"
     directory = request.output or request.run / "exports" / name
     tell(f"step {choice.info.step}: {choice.reason}")
+    quantization = value_at(config, "trainer.model.quantization" if kind == "rl" else "model.quantization")
+    if isinstance(quantization, str):
+        tell(f"the adapter was trained on a {quantization} base; the export belongs to the unrounded base")
     if hub is not None and request.output is None and _exported_before(directory, choice.info, request):
         tell(f"{directory}: exported and verified before")
     elif directory.exists():

@@ -164,7 +164,13 @@ def _load_policy(source: str, config: TrainerConfig | SFTConfig, ranks: Ranks) -
         policy = empty_policy(source, ranks.device, flash=flash, compute_dtype=dtype)
     else:
         policy = load_policy(
-            source, ranks.device, flash=flash, sharded=sharded, compute_dtype=dtype, frozen=frozen
+            source,
+            ranks.device,
+            flash=flash,
+            sharded=sharded,
+            compute_dtype=dtype,
+            frozen=frozen,
+            quantization=model.quantization,
         )
     if model.ac is not None or model.ac_offloading is not None:
         policy.checkpoint_activations(

@@ -60,6 +60,15 @@ def read_served_spec(directory: Path) -> ModelSpec | GeneralSpec:
     return _read_general_spec(directory, config)
 
 
+def unroundable_reason(directory: Path, spec: ModelSpec | GeneralSpec) -> str | None:
+    """Return the reason why `model.quantization` cannot round the weights of a model, or None."""
+    if read_model_config(directory / "config.json").get("quantization_config"):
+        return "its weights are quantized already"
+    if isinstance(spec, GeneralSpec):
+        return f"model type {spec.model_type} is computed on the general path"
+    return "most of its weights are experts" if spec.experts is not None else None
+
+
 def general_path_line(model_type: str) -> str:
     """Return the line of logs and checks about a model that transformers computes."""
     return f"model type {model_type}: general path (transformers), slower than the built-in one"

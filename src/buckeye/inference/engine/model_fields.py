@@ -211,6 +211,11 @@ def is_4bit(config: Mapping[str, Any]) -> bool:
     return settings.get("quant_method") == "bitsandbytes" and settings.get("load_in_4bit") is True
 
 
+def is_rounded(name: str) -> bool:
+    """Return True if `model.quantization` rounds the weight `name`: a linear matrix of a dense layer."""
+    return ".layers." in name and name.endswith("_proj.weight")
+
+
 def layer_windows(fields: Mapping[str, Any]) -> list[int | None]:
     """Return the attention window of each layer in tokens, or None for full attention."""
     window = _window(fields)

@@ -25,8 +25,14 @@ from safetensors import SafetensorError, safe_open
 from buckeye.base.storage import read_json
 from buckeye.errors import InferenceError
 from buckeye.inference.engine.architecture import ModelSpec
-from buckeye.inference.engine.four_bits import is_packed, unpack, unpacked_shapes
+from buckeye.inference.engine.model_fields import is_rounded
 from buckeye.inference.engine.projection import Projection
+from buckeye.inference.engine.rounded_weights import (
+    is_packed,
+    rounded,
+    unpack,
+    unpacked_shapes,
+)
 from buckeye.inference.engine.tensor_layout import (
     EMBED,
     FINAL_NORM,
@@ -135,6 +141,8 @@ class Checkpoint(LoadableWeights):
         """Tensors that an adapter replaces."""
         self.low_rank: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
         """Matrices A [rank, in] and B [out, rank] of an adapter, float32, by name of the adapted tensor."""
+        self.quantization: str | None = None
+        """Rounding of linear matrices: "4bit", "8bit", or None."""
         self._files: dict[str, Path] = {}
         self.shapes: dict[str, tuple[int, ...]] = {}
         """Shape of every tensor, by name."""
@@ -152,6 +160,8 @@ class Checkpoint(LoadableWeights):
         if is_packed(name, self._files):
             parts = [part for part in self._files if part == name or part.startswith(f"{name}.")]
             return unpack(name, {part: self._stored(part) for part in parts})
+        if self.quantization is not None and is_rounded(name):
+            return rounded(self._stored(name), self.quantization)
         return self._stored(name)
 
     def _stored(self, name: str) -> torch.Tensor:
@@ -202,8 +212,11 @@ class DecoderWeights:
     _loaded: ModelWeights | None = None
     _in_main_memory: ModelWeights | None = None
 
-    def __init__(self, spec: ModelSpec, *, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, spec: ModelSpec, *, dtype: torch.dtype, device: torch.device, quantization: str | None = None
+    ) -> None:
         self._spec = spec
+        self._quantization = quantization
         self._dtype = dtype
         self._device = device
         self._shapes = tensor_shapes_of(spec)
@@ -273,6 +286,7 @@ class DecoderWeights:
             return worker.submit(self._read, checkpoint).result()
 
     def _read(self, checkpoint: Checkpoint) -> ModelWeights:
+        checkpoint.quantization = self._quantization
         base = None
         if self._has_separate_adapter(checkpoint):
             base = self._loaded and (self._loaded.base or self._loaded)

@@ -30,7 +30,7 @@ from buckeye.inference.engine.adapters import AdaptedCheckpoint
 from buckeye.inference.engine.architecture import ModelSpec, model_directory
 from buckeye.inference.engine.decoder import Decoder
 from buckeye.inference.engine.engine import Engine, notify
-from buckeye.inference.engine.general_spec import GeneralSpec, read_served_spec
+from buckeye.inference.engine.general_spec import GeneralSpec, read_served_spec, unroundable_reason
 from buckeye.inference.engine.kv_cache import KVCache, cache_budget, count_slots, slot_bytes
 from buckeye.inference.engine.sequences import Sequence
 from buckeye.inference.engine.weights import Checkpoint, DecoderWeights, auto_dtype
@@ -125,7 +125,7 @@ def _select_vllm(config: InferenceConfig, adapter: Path | None) -> VllmInstallat
         return None
     if config.backend == "vllm":
         return require_vllm(config.vllm_python)
-    if config.backend == "torch" or _device(config.model.device).type == "cpu":
+    if config.backend == "torch" or config.model.quantization or _device(config.model.device).type == "cpu":
         return None
     installation = find_vllm(config.vllm_python)
     if installation is None:
@@ -144,6 +144,13 @@ def load_engine(config: InferenceConfig, directory: Path, adapter: Path | None =
     # cuDNN's attention prepares every new shape, and decoding has thousands of shapes
     torch.backends.cuda.enable_cudnn_sdp(False)
     spec = read_served_spec(directory)
+    if config.model.quantization is not None and (reason := unroundable_reason(directory, spec)) is not None:
+        raise InferenceError(
+            f"model.quantization does not fit {directory}: {reason}",
+            code="BK-MODEL-UNSUPPORTED",
+            at="inference.model.quantization",
+            hint="leave it out",
+        )
     max_len = min(config.model.max_model_len or spec.max_positions, spec.max_positions)
     if config.model.max_model_len and max_len < config.model.max_model_len:
         log.warning("inference.model.max_model_len is reduced to %d, the maximum of the model", max_len)
@@ -152,7 +159,8 @@ def load_engine(config: InferenceConfig, directory: Path, adapter: Path | None =
     dtype = auto_dtype(checkpoint, device) if name == "auto" else getattr(torch, name)
     if isinstance(spec, GeneralSpec):
         return _load_general_engine(config, spec, checkpoint, max_len=max_len, dtype=dtype, device=device)
-    weights = DecoderWeights(spec, dtype=dtype, device=device)
+    quantization = config.model.quantization
+    weights = DecoderWeights(spec, dtype=dtype, device=device, quantization=quantization)
     weights.check(checkpoint)
     weights.load(checkpoint)
     slots, running = _count_slots(config, spec, slot_bytes(spec, max_len, dtype), max_len, device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -14,7 +15,8 @@ from buckeye.config.rl import RLConfig
 from buckeye.config.shared import UserFunctionConfig
 from buckeye.errors import InferenceError, UsageError
 from buckeye.inference.engine.architecture import read_model_config, tensor_shapes
-from buckeye.inference.engine.model_fields import is_4bit
+from buckeye.inference.engine.general_spec import read_served_spec, unroundable_reason
+from buckeye.inference.engine.model_fields import is_4bit, is_rounded
 from buckeye.inference.engine.tensor_layout import EMBED, HEAD
 from buckeye.launch.preflight.disk import matches_module_name
 from buckeye.launch.preflight.model import find_model
@@ -54,6 +56,8 @@ def trainer_warnings(config: RLConfig, model_path: Path | None, *, on_gpu: bool)
             "trainer.model.experimental.lora: the weights of the model have 4 bits, so only an adapter can "
             "be trained: set experimental.lora"
         )
+    if config.trainer.model.quantization is not None and model_path is not None:
+        warnings += _quantization_warnings(config, model_path, on_gpu=on_gpu)
     if shapes and lora is not None:
         matrices = [name.rpartition(".")[0] for name, shape in shapes.items() if len(shape) == 2]
         warnings += _target_warnings(lora.target_modules, matrices)
@@ -73,6 +77,27 @@ def reference_warnings(loss: LossConfig) -> list[str]:
     if loss.reference_model is None or find_model(loss.reference_model) is not None:
         return []
     return [f"trainer.loss.reference_model: {loss.reference_model} is not on this machine: it is downloaded"]
+
+
+def _quantization_warnings(config: RLConfig, model_path: Path, *, on_gpu: bool) -> Iterator[str]:
+    """Yield the reasons why the trainer cannot round the weights of the model."""
+    where, lora = "trainer.model.quantization", config.trainer.model.experimental.lora
+    if importlib.util.find_spec("bitsandbytes") is None:
+        yield f"{where}: bitsandbytes is not installed: install the extra `optim8bit`"
+    with suppress(InferenceError):  # the check of the model reports it
+        reason = unroundable_reason(model_path, read_served_spec(model_path))
+        if reason is not None:
+            yield f"{where}: {reason}"
+    if config.trainer.model.sharding == "auto" and _is_sharded(config, on_gpu=on_gpu):
+        yield f'{where}: rounded weights cannot be sharded over GPUs: set trainer.model.sharding to "none"'
+    rounded = [f".{name}." for name in tensor_shapes(model_path) if is_rounded(name)]
+    modules = [] if lora is None else lora.modules_to_save
+    full = [module for module in modules if any(f".{module}." in name for name in rounded)]
+    if full:
+        yield (
+            f"trainer.model.experimental.lora.modules_to_save: {', '.join(full)} cannot be trained in full: "
+            "model.quantization rounds these weights"
+        )
 
 
 def _function_warnings(config: RLConfig) -> Iterator[str]:

@@ -5,13 +5,20 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    BitsAndBytesConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 from transformers.utils import logging as transformers_logging
 
 from buckeye.base.distribution import need
@@ -229,27 +236,31 @@ def load_policy(
     compute_dtype: ComputeDtype = "auto",
     sharded: bool = False,
     frozen: bool = False,
+    quantization: str | None = None,
 ) -> PolicyNetwork:
     """Load the model of a local directory or a hub name in float32.
 
     With `sharded`, the model stays in main memory, and the caller shards it. With `frozen`, the model is
-    loaded in the compute dtype or in its stored dtype, to save memory. Raise `UsageError` if the model does
-    not exist or cannot be trained.
+    loaded in the compute dtype or in its stored dtype, to save memory. `quantization` is "4bit" or "8bit" to
+    round the linear layers as the engine does. Raise `UsageError` if the model does not exist or cannot be
+    trained.
     """
     transformers_logging.disable_progress_bar()
     config = read_trainable_config(name, sharded=sharded)
     is_packed = not unpacked_reasons(config.to_dict())
-    is_quantized = is_4bit(config.to_dict())
+    is_quantized = is_4bit(config.to_dict()) or quantization is not None
     if is_quantized:
         check_quantized(name, frozen=frozen, sharded=sharded)
+    settings: dict[str, Any] = {"device_map": {"": device}} if is_quantized else {}
+    if quantization is not None:
+        settings |= {"dtype": "auto", "quantization_config": _bitsandbytes_config(quantization)}
     try:
         model, info = AutoModelForCausalLM.from_pretrained(
             name,
             config=config,
-            dtype=_frozen_dtype(compute_dtype, device) if frozen else torch.float32,
             attn_implementation=PACKED_ATTENTION if is_packed else None,
             output_loading_info=True,
-            **({"device_map": {"": device}} if is_quantized else {}),
+            **{"dtype": _frozen_dtype(compute_dtype, device) if frozen else torch.float32, **settings},
         )
     except Exception as error:  # transformers raises arbitrary exceptions for an incomplete model directory
         raise model_load_error(name, error) from error
@@ -265,17 +276,17 @@ def load_policy(
 
 
 def check_quantized(name: str, *, frozen: bool, sharded: bool) -> None:
-    """Raise `UsageError` if weights in 4 bits would be trained, or divided among ranks."""
-    need("bitsandbytes", "a model with weights in 4 bits")
+    """Raise `UsageError` if quantized weights would be trained, or divided among ranks."""
+    need("bitsandbytes", "a quantized model")
     if not frozen:
         raise UsageError(
-            f"the weights of {name!r} have 4 bits, so only an adapter can be trained",
+            f"the weights of {name!r} are quantized, so only an adapter can be trained",
             code="BK-MODEL-UNSUPPORTED",
             hint="set `experimental.lora`, or use the model without quantization",
         )
     if sharded:
         raise UsageError(
-            f"the weights of {name!r} have 4 bits, which cannot be divided among ranks",
+            f"the weights of {name!r} are quantized, and cannot be divided among ranks",
             code="BK-MODEL-UNSUPPORTED",
             hint='set `sharding` to "none"',
         )
@@ -348,10 +359,41 @@ def make_policy(
     for module in model.modules():
         if hasattr(module, "compute_type_is_set"):  # a linear layer of bitsandbytes
             module.compute_dtype, module.compute_type_is_set = dtype, True
+        if hasattr(module, "init_8bit_state"):  # its own method also rounds the inputs, unlike the engine
+            module.forward = partial(_multiply_8bit, module, dtype)
     use_flash = flash and not padded and dtype == torch.bfloat16 and flash_available(device)
     if flash and device.type == "cuda" and not use_flash and not padded:
         logger.info("Using torch's padded attention: no flash attention for this GPU and %s", dtype)
     return PolicyNetwork(model.train(), device, compute_dtype=dtype, flash=use_flash, padded=padded)
+
+
+def _bitsandbytes_config(quantization: str) -> BitsAndBytesConfig:
+    if quantization == "8bit":
+        return BitsAndBytesConfig(load_in_8bit=True)
+    return BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True)
+
+
+def _multiply_8bit(layer: Any, dtype: torch.dtype, states: Tensor) -> Tensor:
+    """Return the output of a linear layer of bitsandbytes with weights in 8 bits."""
+    output = _Multiply8Bit.apply(states.to(dtype), layer.weight.CB, layer.weight.SCB)
+    return (output if layer.bias is None else output + layer.bias.to(dtype)).to(states.dtype)
+
+
+class _Multiply8Bit(torch.autograd.Function):
+    """Product with a frozen matrix in 8 bits, which is not kept in 16 or 32 bits for the backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, states: Tensor, values: Tensor, scales: Tensor) -> Tensor:
+        from bitsandbytes.functional import int8_vectorwise_dequant
+
+        ctx.save_for_backward(values, scales)
+        return states @ int8_vectorwise_dequant(values, scales).to(states.dtype).T
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+        from bitsandbytes.functional import int8_vectorwise_dequant
+
+        return gradient @ int8_vectorwise_dequant(*ctx.saved_tensors).to(gradient.dtype), None, None
 
 
 def _frozen_dtype(compute_dtype: ComputeDtype, device: torch.device) -> torch.dtype | Literal["auto"]:

@@ -1,4 +1,8 @@
-"""Weights in 4 bits, in the files of bitsandbytes (Dettmers et al. 2023, arXiv:2305.14314)."""
+"""Weights that bitsandbytes has rounded, in its files or by `model.quantization`.
+
+4 bits are NF4 with double quantization (Dettmers et al. 2023, arXiv:2305.14314), 8 bits are rows of int8
+(Dettmers et al. 2022, arXiv:2208.07339).
+"""
 
 from __future__ import annotations
 
@@ -49,6 +53,18 @@ def unpack(name: str, stored: Mapping[str, torch.Tensor]) -> torch.Tensor:
     except (ValueError, KeyError, TypeError, RuntimeError) as error:
         message = f"cannot read the 4-bit tensor {name}: {error}"
         raise InferenceError(message, code="BK-MODEL-DAMAGED") from error
+
+
+def rounded(weight: torch.Tensor, quantization: str) -> torch.Tensor:
+    """Return a matrix as bitsandbytes computes with it after the quantization "4bit" or "8bit"."""
+    need("bitsandbytes", "model.quantization")
+    from bitsandbytes import functional
+
+    if quantization == "8bit":
+        values, scales, _ = functional.int8_vectorwise_quant(weight.half())
+        return functional.int8_vectorwise_dequant(values, scales)
+    packed, state = functional.quantize_4bit(weight, quant_type="nf4", compress_statistics=True)
+    return functional.dequantize_4bit(packed, state)
 
 
 def is_packed(name: str, names: Mapping[str, object]) -> bool:
