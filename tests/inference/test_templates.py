@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from buckeye.errors import UsageError
 from buckeye.inference.client import SamplingParams
+from buckeye.inference.server.server import _load_renderer
 from buckeye.orchestrator.policy import RecordingPolicy
 from buckeye.trainer.data.chat_data import ChatFile, ChatFormat
 
@@ -271,3 +272,9 @@ def test_templates_of_packages(formats, tmp_path):
             failed[path.name] = str(error)[:300]
     assert failed == {}
     assert usable > 50
+
+
+def test_server_reports_a_template_that_refuses_chats(tmp_path, caplog):
+    _load_renderer(save_model("{{ raise_exception('never') }}", tmp_path))
+    assert "Chats are refused" in caplog.text
+    assert "never" in caplog.text

@@ -8,7 +8,7 @@ import torch
 from tests.general_models import tiny_config
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
-GENERAL = ("gemma2", "bloom", "mixtral", "phi", "cohere2", "deepseek_v3", "gpt_neox")
+GENERAL = ("gemma2", "bloom", "mixtral", "phi", "cohere2", "gpt_neox", "stablelm")
 FAMILIES = ("mistral", "smollm3", "phi3", "olmo2", "olmo3", "granite", "gemma3_text")
 SMALL = {
     "hidden_size": 64,

@@ -1,6 +1,7 @@
 """Weights in 4 bits (QLoRA): trainer and engine compute with the same rounded weights."""
 
 import hashlib
+import shutil
 
 import numpy as np
 import pytest
@@ -110,13 +111,21 @@ def rounding(request):
     return request.param
 
 
+@pytest.fixture(params=["float32", "bfloat16"])
+def stored_model(request, tiny_model, tmp_path):
+    """Return the model with its weights in a dtype."""
+    folder = shutil.copytree(tiny_model, tmp_path / "stored")
+    AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, request.param)).save_pretrained(folder)
+    return folder
+
+
 @pytest.fixture
-def rounded_policy(rounding, tiny_model):
+def rounded_policy(rounding, stored_model):
     """Policy of a full-precision model that is rounded when it is loaded, with an adapter and a full norm."""
     torch.manual_seed(0)
-    loaded = load_policy(str(tiny_model), CPU, frozen=True, quantization=rounding)
+    loaded = load_policy(str(stored_model), CPU, frozen=True, compute_dtype="float32", quantization=rounding)
     lora = LoRAConfig(rank=4, modules_to_save=["model.norm"])
-    add_adapter(loaded.model, lora, base=str(tiny_model), frozen_dtype=torch.float32)
+    add_adapter(loaded.model, lora, base=str(stored_model), frozen_dtype=torch.float32)
     with torch.no_grad():
         for parameter in loaded.trainable.values():
             parameter.add_(0.05 * torch.randn_like(parameter))
@@ -132,17 +141,17 @@ def rounded_tensors(folder, rounding, adapter=None):
     return {name: checkpoint.merged(name).float() for name in checkpoint.shapes}
 
 
-def test_trainer_and_engine_round_alike(rounding, rounded_policy, tiny_model, tmp_path):
-    plain, base = rounded_tensors(tiny_model, None), rounded_tensors(tiny_model, rounding)
+def test_trainer_and_engine_round_alike(rounding, rounded_policy, stored_model, tmp_path):
+    plain, base = rounded_tensors(stored_model, None), rounded_tensors(stored_model, rounding)
     changed = {name for name, tensor in plain.items() if not torch.equal(tensor, base[name])}
     assert changed == {name for name in plain if name.endswith("_proj.weight")}
-    tensors = rounded_tensors(tiny_model, rounding, saved(rounded_policy, tmp_path))
-    model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+    tensors = rounded_tensors(stored_model, rounding, saved(rounded_policy, tmp_path))
+    model = AutoModelForCausalLM.from_pretrained(stored_model, dtype=torch.float32)
     model.load_state_dict(tensors, strict=False)
     torch.testing.assert_close(plain_logprobs(model), logprobs(rounded_policy), **CLOSE)
 
 
-def test_gradients_are_those_of_the_rounded_weights(rounding, rounded_policy, tiny_model, tmp_path):
+def test_gradients_are_those_of_the_rounded_weights(rounding, rounded_policy, stored_model, tmp_path):
     row = pack_micro_batch([IDS], [np.arange(len(IDS)) > 0], CPU)
 
     def gradients(policy):
@@ -150,10 +159,10 @@ def test_gradients_are_those_of_the_rounded_weights(rounding, rounded_policy, ti
         return {name: parameter.grad for name, parameter in policy.trainable.items()}
 
     found = gradients(rounded_policy)
-    dense = load_policy(str(tiny_model), CPU, frozen=True)
-    dense.model.load_state_dict(rounded_tensors(tiny_model, rounding), strict=False)
+    dense = load_policy(str(stored_model), CPU, frozen=True, compute_dtype="float32")
+    dense.model.load_state_dict(rounded_tensors(stored_model, rounding), strict=False)
     lora = LoRAConfig(rank=4, modules_to_save=["model.norm"])
-    add_adapter(dense.model, lora, base=str(tiny_model), frozen_dtype=torch.float32)
+    add_adapter(dense.model, lora, base=str(stored_model), frozen_dtype=torch.float32)
     with torch.no_grad():
         for name, parameter in dense.trainable.items():
             parameter.copy_(rounded_policy.trainable[name])
@@ -161,13 +170,21 @@ def test_gradients_are_those_of_the_rounded_weights(rounding, rounded_policy, ti
         torch.testing.assert_close(found[name], gradient, rtol=1e-3, atol=1e-4)
 
 
-def test_export_belongs_to_the_unrounded_base(rounded_policy, tiny_model, tmp_path):
+def test_export_belongs_to_the_unrounded_base(rounded_policy, stored_model, tmp_path):
     adapter = saved(rounded_policy, tmp_path / "adapter")
-    merge_adapter(str(tiny_model), adapter, tmp_path / "merged")
-    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype=torch.float32)
-    base = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+    merge_adapter(str(stored_model), adapter, tmp_path / "merged")
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    base = AutoModelForCausalLM.from_pretrained(stored_model, dtype=torch.float32)
     assert merged.config.tie_word_embeddings == base.config.tie_word_embeddings
-    loaded = PeftModel.from_pretrained(base, str(adapter))
-    torch.testing.assert_close(plain_logprobs(merged), plain_logprobs(loaded), **CLOSE)
     trained = rounded_policy.model.get_parameter("model.norm.modules_to_save.default.weight")
-    torch.testing.assert_close(merged.model.norm.weight, trained.cpu(), rtol=0, atol=0)
+    assert torch.equal(merged.model.norm.weight, trained.to(merged.dtype))
+    loaded = PeftModel.from_pretrained(base, str(adapter))
+    close = CLOSE if merged.dtype == torch.float32 else {"rtol": 0, "atol": 0.1}
+    torch.testing.assert_close(plain_logprobs(merged.float()), plain_logprobs(loaded), **close)
+
+
+def test_config_that_only_claims_four_bits_is_refused(quantized, tiny_model, tmp_path, refusal):
+    folder = shutil.copytree(tiny_model, tmp_path / "model")
+    shutil.copy(quantized / "config.json", folder / "config.json")
+    with refusal(UsageError):
+        check_model_files(folder, "engine")

@@ -38,7 +38,7 @@ def unpacked_shapes(
 
 
 def unpack(name: str, stored: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """Return the tensor `name` as bitsandbytes computes with it, in the dtype before quantization.
+    """Return the tensor `name` as bitsandbytes computes with it, in float32.
 
     `stored` has all tensors of the file whose names start with `name`.
     """
@@ -49,6 +49,7 @@ def unpack(name: str, stored: Mapping[str, torch.Tensor]) -> torch.Tensor:
         state = QuantState.from_dict(
             {key: tensor for key, tensor in stored.items() if key != name}, device=torch.device("cpu")
         )
+        state.dtype = torch.float32  # the trainer does not round to the dtype before quantization either
         return dequantize_4bit(stored[name], state)
     except (ValueError, KeyError, TypeError, RuntimeError) as error:
         message = f"cannot read the 4-bit tensor {name}: {error}"
@@ -64,6 +65,7 @@ def rounded(weight: torch.Tensor, quantization: str) -> torch.Tensor:
         values, scales, _ = functional.int8_vectorwise_quant(weight.half())
         return functional.int8_vectorwise_dequant(values, scales)
     packed, state = functional.quantize_4bit(weight, quant_type="nf4", compress_statistics=True)
+    state.dtype = torch.float32
     return functional.dequantize_4bit(packed, state)
 
 

@@ -35,6 +35,7 @@ from buckeye.inference.engine.kv_cache import KVCache, cache_budget, count_slots
 from buckeye.inference.engine.sequences import Sequence
 from buckeye.inference.engine.weights import Checkpoint, DecoderWeights, auto_dtype
 from buckeye.inference.render import ChatRenderer
+from buckeye.inference.render.template import PROBE_QUESTION
 from buckeye.inference.server.app import create_app
 from buckeye.inference.server.service import Service
 from buckeye.inference.vllm.interpreter import VllmInstallation, find_vllm, require_vllm
@@ -311,7 +312,10 @@ def _load_renderer(directory: Path) -> ChatRenderer | None:
     if not any((directory / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
         log.warning("%s has no tokenizer: requests and replies can only contain token ids", directory)
         return None
-    return ChatRenderer(directory)
+    renderer = ChatRenderer(directory)
+    if renderer.tokenizer.chat_template and (problem := renderer.template.find_problem([PROBE_QUESTION])):
+        log.warning("Chats are refused, only completions work: %s", problem)
+    return renderer
 
 
 def _device(name: str) -> torch.device:

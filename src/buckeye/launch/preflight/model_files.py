@@ -21,7 +21,7 @@ from buckeye.inference.engine.architecture import (
     tensor_headers,
 )
 from buckeye.inference.engine.general_spec import GeneralSpec, read_served_spec
-from buckeye.inference.engine.model_fields import format_value
+from buckeye.inference.engine.model_fields import format_value, is_4bit
 from buckeye.inference.engine.tensor_layout import EMBED, HEAD, check_tensors
 from buckeye.inference.render.template_files import TemplateFiles
 
@@ -37,6 +37,7 @@ _ROPES = ("default", "linear", "dynamic", "yarn", "longrope", "llama3", "proport
 _MAX_SCANNED_BYTES = 2**31
 _CHUNK = 2**22
 _LAYER = re.compile(r"(.*?)\b(?:layers|h|blocks)\.(\d+)\.")
+_QUANTIZED = ".quant_state.bitsandbytes__"
 _TEXT_TOKENIZERS = ("tokenizer.model", "vocab.json")
 
 
@@ -62,6 +63,10 @@ def check_model_files(directory: Path, user: User) -> ModelSpec | GeneralSpec | 
         _check_length(file, header)
     spec = _spec(directory, user)
     if config.get("quantization_config"):
+        if is_4bit(config) and not any(_QUANTIZED in name for header in headers.values() for name in header):
+            raise _error(
+                "quantization_config names weights in 4 bits, and the files have other ones", at=path
+            )
         return spec
     for file, header in headers.items():
         known = isinstance(spec, ModelSpec)  # other models may store masks of attention, which are not floats

@@ -359,6 +359,9 @@ def make_policy(
     for module in model.modules():
         if hasattr(module, "compute_type_is_set"):  # a linear layer of bitsandbytes
             module.compute_dtype, module.compute_type_is_set = dtype, True
+            module.weight.quant_state.dtype = (
+                dtype  # of the backward pass; the forward pass rounds to `dtype`
+            )
         if hasattr(module, "init_8bit_state"):  # its own method also rounds the inputs, unlike the engine
             module.forward = partial(_multiply_8bit, module, dtype)
     use_flash = flash and not padded and dtype == torch.bfloat16 and flash_available(device)
