@@ -51,7 +51,12 @@ _ID = re.compile(
     r"(?:(?P<owner>[A-Za-z0-9][\w.-]*)/)?(?P<name>[A-Za-z0-9][\w.-]*)(?:@(?P<version>[^@/]+))?", re.ASCII
 )
 _PROTOCOL = ("name", "tasks", "rollout")
-LIBRARIES = {"reasoning-gym": "reasoning_gym", "textarena": "textarena"}
+LIBRARIES = {
+    "reasoning-gym": "reasoning_gym",
+    "textarena": "textarena",
+    "gymnasium": "gymnasium",
+    "skyrl-gym": "skyrl_gym",
+}
 """Module of each library with environments. Their ids are LIBRARY/NAME."""
 AGENT = "agent"
 """Id of the environment whose rollouts run a program of the user. Its arguments are a command and tasks."""

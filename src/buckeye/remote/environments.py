@@ -29,11 +29,10 @@ import buckeye
 from buckeye.base.process import run_program
 from buckeye.config.environments import EnvConfig
 from buckeye.dataset.requirements import is_dataset_environment
-from buckeye.envs.registry import AGENT, ENTRY_POINT_GROUP, EnvironmentId, find_bundled_project
+from buckeye.envs.registry import AGENT, ENTRY_POINT_GROUP, LIBRARIES, EnvironmentId, find_bundled_project
 from buckeye.errors import RemoteError, UsageError
 from buckeye.mcp.environment import is_mcp
 from buckeye.workers.installed import InstalledEnvironment, find_installed
-from buckeye.workers.installed.install_source import LIBRARIES
 from buckeye.workers.installed.venv import Installer, find_uv
 
 _BUILD_SECONDS = 600.0

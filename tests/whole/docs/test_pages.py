@@ -26,7 +26,14 @@ from buckeye.mcp.environment import load_environment
 from buckeye.mcp.rollout import StopReason
 from buckeye.mcp.tasks.lock_file import EnvironmentLock
 from buckeye.setup.recipe.flags import TrainFlags, flag_name
-from buckeye.workers.worker_side.adapters import agent, reasoning_gym, textarena, verifiers_v1
+from buckeye.workers.worker_side.adapters import (
+    agent,
+    gymnasium,
+    reasoning_gym,
+    skyrl_gym,
+    textarena,
+    verifiers_v1,
+)
 
 problem = cache(printed_commands.problem)
 INDEX = ROOT / "docs" / "README.md"
@@ -48,6 +55,8 @@ NAMES = {
         *verifiers_v1.OWN_ARGUMENTS,
         *reasoning_gym.OWN_ARGUMENTS,
         *textarena.OWN_ARGUMENTS,
+        *gymnasium.OWN_ARGUMENTS,
+        *skyrl_gym.OWN_ARGUMENTS,
     ],
     "how-to/publish-environments": EnvironmentLock.model_fields,
     "reference/mcp-files": [*FUNCTIONS, *(name for methods in METHODS.values() for name in methods)],

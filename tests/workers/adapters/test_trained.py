@@ -20,6 +20,9 @@ STEPS, BATCH, GROUP = 5, 8, 4
 
 pytestmark = pytest.mark.slow
 
+DIGITS = [{"prompt": "say", "reward_spec": {"ground_truth": "1"}, "extra_info": {"max_turns": 3}}] * 4
+AIME = [{"prompt": "say", "reward_model": {"ground_truth": "1"}}] * 4
+SHORT = {"num_tasks": 20, "num_eval": 4, "max_steps": 5, "system_prompt": "say"}
 ENVIRONMENTS = {
     "v0-single-turn": ("verifiers-031", f"{PACKAGES}/sums_v0.py", {"for_letters": True}),
     "v0-tool": ("verifiers-031", f"{PACKAGES}/tool_v0.py", {}),
@@ -32,8 +35,15 @@ ENVIRONMENTS = {
     ),
     "reasoning-gym": ("reasoning-gym", "reasoning-gym/chain_sum", {"size": 20, "system_prompt": "simple"}),
     "textarena": ("textarena", "textarena/GuessTheNumber-v0", {"num_tasks": 20, "num_eval": 4}),
+    "frozen-lake": ("gymnasium", "gymnasium/FrozenLake-v1", {**SHORT, "actions": list("1234")}),
+    "blackjack": ("gymnasium", "gymnasium/Blackjack-v1", {**SHORT, "actions": ["1", "2"]}),
+    "taxi": ("gymnasium", "gymnasium/Taxi-v4", {**SHORT, "actions": list("123456")}),
+    "gsm8k": ("skyrl-gym", "skyrl-gym/gsm8k", {"tasks": DIGITS}),
+    "gsm8k-multi-turn": ("skyrl-gym", "skyrl-gym/gsm8k_multi_turn", {"tasks": DIGITS}),
+    "aime": ("skyrl-gym", "skyrl-gym/aime", {"tasks": AIME}),
     "agents-sdk": ("openai-agents", "agent", {"callable": f"{PACKAGES}/agents_sdk.py:play"}),
 }
+MULTI_TURN = ("v0-multi-turn", "textarena", "frozen-lake", "blackjack", "taxi", "gsm8k-multi-turn")
 
 
 @pytest.fixture(scope="module")
@@ -44,8 +54,8 @@ def model(tmp_path_factory):
     return path
 
 
-def write_tasks(path):
-    rows = [{"id": str(n), "prompt": f"{n} times 7?", "answer": n * 7} for n in range(2, 22)]
+def write_tasks(path, rows=()):
+    rows = rows or [{"id": str(n), "prompt": f"{n} times 7?", "answer": n * 7} for n in range(2, 22)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
@@ -105,8 +115,8 @@ def assert_tokens_are_as_sampled(rollouts, samples, tokenizer):
 @pytest.mark.parametrize("name", ENVIRONMENTS)
 def test_five_steps(name, tmp_path, model):
     venv, env_id, args = ENVIRONMENTS[name]
-    if env_id == "agent":
-        write_tasks(tmp_path / "tasks.jsonl")
+    if env_id == "agent" or "tasks" in args:
+        write_tasks(tmp_path / "tasks.jsonl", args.get("tasks", ()))
         args = {**args, "tasks": str(tmp_path / "tasks.jsonl")}
     steps, tokenizer = train(tmp_path, model, env_table(env_id, args, python_of(venv)))
     assert [len(rollouts) for rollouts in steps] == [BATCH] * STEPS
@@ -115,7 +125,7 @@ def test_five_steps(name, tmp_path, model):
         for rollout in rollouts:
             assert rollout["reward"] == pytest.approx(letters_of(rollout, tokenizer), abs=1e-6)
         assert len({rollout["reward"] for rollout in rollouts}) > 1
-    if name in ("v0-multi-turn", "textarena"):
+    if name in MULTI_TURN:
         assert max(rollout["turns"] for rollout in rollouts) > 1
         assert any(rollout["turns_extended"] for rollout in rollouts)
 

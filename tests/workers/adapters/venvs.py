@@ -18,6 +18,8 @@ NEEDS = {
     "verifiers-040": ("verifiers==0.4.0", "uv==0.13.9"),
     "reasoning-gym": ("reasoning-gym==0.1.25",),
     "textarena": ("textarena==0.7.4",),
+    "gymnasium": ("gymnasium==1.4.0",),
+    "skyrl-gym": ("skyrl-gym==0.4.0",),
     "openai-agents": ("openai-agents==0.24.0", "openai>=3"),
     "openai-1": ("openai<2",),
 }

@@ -20,13 +20,11 @@ from packaging.utils import (
 )
 
 from buckeye.config.problems import closest, suggestion
+from buckeye.envs.registry import LIBRARIES
 from buckeye.errors import UsageError
 
 HUB_INDEX = "https://hub.primeintellect.ai/{owner}/simple/"
-LIBRARIES = ("reasoning-gym", "textarena")
-"""Libraries with many environments, each with the id LIBRARY/NAME."""
-
-WITHOUT_ADAPTER = ("nemo-gym", "openenv", "openenv-core", "skyrl-gym", "inspect-ai", "gymnasium")
+WITHOUT_ADAPTER = ("nemo-gym", "openenv", "openenv-core", "inspect-ai")
 """Libraries whose environments cannot be loaded by name."""
 
 _EXTRAS = re.compile(r"(?P<what>.*?)\[(?P<extras>[\w.\- ,]*)\](?P<rest>[^\[\]/]*)")

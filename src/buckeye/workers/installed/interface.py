@@ -11,14 +11,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
+from typing import cast
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from buckeye.envs.registry import LIBRARIES
 from buckeye.errors import BuckeyeError
-from buckeye.workers.installed.install_source import LIBRARIES
 from buckeye.workers.installed.record import Generation
 
 ENTRY_POINT_GROUP = "buckeye.environments"
@@ -53,8 +54,7 @@ def detect_interface(distribution: metadata.Distribution, extras: Sequence[str] 
     name = canonicalize_name(distribution.name)
     requirements = _requirements(distribution)
     if name in LIBRARIES:
-        generation: Generation = "reasoning-gym" if name == LIBRARIES[0] else "textarena"
-        return Interface(generation=generation, module=_module_name(distribution))
+        return Interface(generation=cast("Generation", name), module=LIBRARIES[name])
     interface = _verifiers_interface(distribution, requirements, tuple(extras))
     if interface is None and (entry_point := _entry_point(distribution)) is not None:
         interface = Interface(generation="buckeye", module=entry_point.partition(":")[0])

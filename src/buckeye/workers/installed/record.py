@@ -13,7 +13,9 @@ import msgspec
 from buckeye.base.keys import home_folder
 from buckeye.errors import BuckeyeError
 
-Generation = Literal["verifiers-v0", "verifiers-v1", "reasoning-gym", "textarena", "buckeye"]
+Generation = Literal[
+    "verifiers-v0", "verifiers-v1", "reasoning-gym", "textarena", "gymnasium", "skyrl-gym", "buckeye"
+]
 """Kind of an installed environment, which `detect_interface` has found."""
 
 ENVIRONMENTS_VARIABLE = "BUCKEYE_ENVIRONMENTS"

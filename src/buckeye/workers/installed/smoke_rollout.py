@@ -16,8 +16,15 @@ from buckeye.workers.installed.record import InstalledEnvironment
 REPLY = "I do not know."
 _ROLLOUT_SECONDS = 300.0
 _MAX_CHARACTERS = 200
-_EXAMPLES = {"reasoning-gym": "reasoning-gym/chain_sum", "textarena": "textarena/GuessTheNumber-v0"}
-"""Example environment of each library with many environments. It needs no arguments and no downloads."""
+_EXAMPLES = {
+    "reasoning-gym": "reasoning-gym/chain_sum",
+    "textarena": "textarena/GuessTheNumber-v0",
+    "gymnasium": "gymnasium/FrozenLake-v1",
+    "skyrl-gym": "skyrl-gym/gsm8k",
+}
+"""Example environment of each library with many environments. It needs no downloads."""
+NEED_ARGUMENTS = ("skyrl-gym",)
+"""Libraries whose environments need arguments, so that they have no test rollout."""
 
 
 def example_id(installed: InstalledEnvironment) -> str:

@@ -7,17 +7,29 @@ import importlib.util
 import inspect
 import os
 import sys
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
 
-from . import agent, buckeye_environment, reasoning_gym, textarena
+from . import agent, buckeye_environment
 from .base import Adapter, AdapterError, Json
+from .gymnasium import Gymnasium
+from .reasoning_gym import ReasoningGym
+from .skyrl_gym import SkyRLGym
+from .textarena import TextArena
 from .verifiers_v0 import VerifiersV0
 from .verifiers_v1 import VerifiersV1
 
 V0_SET = "verifiers==0.3.1 renderers==0.1.10 'openai<3' 'mcp<2'"
 V1_SET = "'verifiers>=0.4,<0.5'"
+LIBRARIES: dict[str, Callable[[str, Json], Adapter]] = {
+    "reasoning-gym": ReasoningGym,
+    "textarena": TextArena,
+    "gymnasium": Gymnasium,
+    "skyrl-gym": SkyRLGym,
+}
+"""Adapter of each library with environments. Their ids are LIBRARY/NAME."""
 
 
 def load(env_id: str, args: Json, context: Json) -> Adapter:
@@ -40,10 +52,9 @@ def load(env_id: str, args: Json, context: Json) -> Adapter:
 def _load(env_id: str, args: Json, context: Json) -> Adapter:
     if env_id == agent.ID:
         return agent.Agent(env_id, args)
-    if env_id.startswith(reasoning_gym.PREFIX):
-        return reasoning_gym.ReasoningGym(env_id, args)
-    if env_id.startswith(textarena.PREFIX):
-        return textarena.TextArena(env_id, args)
+    library, slash, _ = env_id.partition("/")
+    if slash and library in LIBRARIES:
+        return LIBRARIES[library](env_id, args)
     if buckeye_environment.has_entry_point(env_id):
         return buckeye_environment.BuckeyeEnvironment.load(env_id, args)
     module = import_module(env_id, context.get("module"))
