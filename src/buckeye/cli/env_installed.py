@@ -48,7 +48,7 @@ def env_install(
     """Install an environment with a separate interpreter and dependencies, and run a test rollout."""
     from buckeye.base.keys import check_variables
     from buckeye.workers.installed.install import InstallRequest, install_environment
-    from buckeye.workers.installed.smoke_rollout import NEED_ARGUMENTS, example_id
+    from buckeye.workers.installed.smoke_rollout import WITHOUT_EXAMPLE, example_id
 
     names = variable_names(variables)
     check_variables(what, names)
@@ -66,8 +66,8 @@ def env_install(
         f"Python {environment.python_version}, {len(environment.requirements)} packages) "
         f"installed in {environment.folder}"
     )
-    if environment.generation in NEED_ARGUMENTS:
-        typer.echo(f"No test rollout: environments of {environment.id} need arguments", err=True)
+    if environment.generation in WITHOUT_EXAMPLE:
+        typer.echo(f"No test rollout: {environment.id} contains no tasks", err=True)
     elif smoke:
         _run_smoke_rollout(environment, names)
     typer.echo(f'Use it: [[env]] id = "{example_id(environment)}"')

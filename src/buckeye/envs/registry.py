@@ -56,6 +56,8 @@ LIBRARIES = {
     "textarena": "textarena",
     "gymnasium": "gymnasium",
     "skyrl-gym": "skyrl_gym",
+    "inspect-ai": "inspect_ai",
+    "openenv": "openenv",
 }
 """Module of each library with environments. Their ids are LIBRARY/NAME."""
 AGENT = "agent"

@@ -29,6 +29,8 @@ from buckeye.setup.recipe.flags import TrainFlags, flag_name
 from buckeye.workers.worker_side.adapters import (
     agent,
     gymnasium,
+    inspect_ai,
+    openenv,
     reasoning_gym,
     skyrl_gym,
     textarena,
@@ -57,6 +59,8 @@ NAMES = {
         *textarena.OWN_ARGUMENTS,
         *gymnasium.OWN_ARGUMENTS,
         *skyrl_gym.OWN_ARGUMENTS,
+        *inspect_ai.OWN_ARGUMENTS,
+        *openenv.OWN_ARGUMENTS,
     ],
     "how-to/publish-environments": EnvironmentLock.model_fields,
     "reference/mcp-files": [*FUNCTIONS, *(name for methods in METHODS.values() for name in methods)],

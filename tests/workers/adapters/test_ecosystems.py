@@ -3,15 +3,27 @@
 Each library is in a separate interpreter with a pinned version.
 """
 
+import asyncio
+import contextlib
 import itertools
 import json
 import random
+import re
+import shutil
+import socket
 import sqlite3
+import subprocess
+import sys
+import time
+import urllib.request
+from collections import Counter
 
 import pytest
-from tests.workers.adapters.scripted import opened, play
-from tests.workers.adapters.test_played import own_scores
+from tests.workers.adapters.scripted import Speaker, call, multiplier, opened, play
+from tests.workers.adapters.test_played import PACKAGES, own_scores
 from tests.workers.adapters.venvs import python_of
+
+from buckeye.errors import InferenceError, UsageError
 
 pytestmark = pytest.mark.slow
 
@@ -126,3 +138,242 @@ def test_skyrl_gym(name, tmp_path):
             assert_only_extended(speaker)
             rewards.append(outcome.reward)
     assert len(set(rewards)) > 1
+
+
+def inspect_say(seed):
+    """Return a policy that calls a tool with random arguments, twice at most, or says a number."""
+    generator = random.Random(seed)
+
+    def say(messages, tools, turn):
+        if not tools or turn == 2 or generator.random() < 0.3:
+            numbers = re.findall(r"\d+", str([m["content"] for m in messages if m["role"] != "assistant"]))
+            return generator.choice([*numbers, "ANSWER: B", "ANSWER: A", "none", str(2 * int(numbers[-1]))])
+        function = generator.choice(tools)["function"]
+        kinds = {name: given["type"] for name, given in function["parameters"]["properties"].items()}
+        words = ["team", "billing", "internal", "urgent", "spam"]
+        values = {
+            name: generator.randint(0, 9) if kind == "integer" else generator.choice(words)
+            for name, kind in kinds.items()
+        }
+        return call(function["name"], values, turn)
+
+    return say
+
+
+GRADES = {"C": 1.0, "I": 0.0}
+INSPECT = [
+    *(f"{PACKAGES}/inspect_tasks.py@{name}" for name in ("sums", "products", "choices", "spoken")),
+    *(f"inspect_evals/agent_threat_bench_{name}" for name in ("memory_poison", "data_exfil")),
+    "inspect_evals/agent_threat_bench_autonomy_hijack",
+]
+
+
+@pytest.mark.parametrize("name", INSPECT, ids=lambda name: re.split("[@/]", name)[-1])
+def test_inspect_ai(name):
+    python = python_of("inspect-ai")
+    replies = 0
+    for seed in range(2):
+        played = play(opened(f"inspect-ai/{name}", python), inspect_say(seed), tasks=10)
+        own = own_scores(python, "inspect_ai_scores.py", name, job=[speaker.said for _, speaker, _ in played])
+        for (_, speaker, outcome), home in zip(played, own, strict=True):
+            assert outcome.error is None
+            values = {}
+            for score, value in home["values"].items():
+                parts = value if isinstance(value, dict) else {None: value}
+                values |= {f"{score}.{key}" if key else score: v for key, v in parts.items()}
+            assert outcome.components == {name: GRADES.get(value, value) for name, value in values.items()}
+            assert outcome.reward == next(iter(outcome.components.values()))
+            if speaker.said[-1].get("tool_calls") is None:
+                assert len(speaker.heard[-1]) + 1 == home["messages"]
+            assert_only_extended(speaker)
+            replies += len(speaker.said)
+    assert replies >= 12
+
+
+def test_inspect_ai_splits_scores_and_limits():
+    python, file = python_of("inspect-ai"), f"inspect-ai/{PACKAGES}/inspect_tasks.py"
+    args = {"count": 3, "eval": {"first": 3}, "limit": 2, "score": "includes"}
+    environment = opened(f"{file}@sums", python, args)
+    assert [len(environment.tasks(split)) for split in environment.splits] == [2, 2]
+    ((task, _, outcome),) = play(environment, lambda *_: "6 or 7", split="eval", tasks=1)
+    assert (task.data["answer"], outcome.reward) == ("6", 1.0)
+    assert outcome.components == {"match": 0.0, "includes": 1.0}
+    tool_first = opened(f"{file}@products", python, max_turns=1)
+    ((_, speaker, outcome),) = play(tool_first, multiplier, tasks=1)
+    assert (outcome.reward, outcome.stop_reason, len(speaker.said)) == (0.0, "max_turns", 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "told"),
+    [
+        ("boxed", {}, "needs a sandbox"),
+        ("sum", {}, "not found"),
+        ("", {}, "write inspect-ai/FILE.py@NAME"),
+    ],
+)
+def test_inspect_ai_refuses_what_it_cannot_run(name, args, told):
+    spec = f"inspect-ai/{PACKAGES}/inspect_tasks.py{name and f'@{name}'}"
+    with pytest.raises(UsageError) as refused:
+        opened(spec, python_of("inspect-ai"), args).tasks("train")
+    assert told in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "say", "boundary", "told"),
+    [
+        ("graded", lambda *_: "1", "score", "set `grader`"),
+        ("products", lambda *_: call("multiply", {"a": 101, "b": 1}), "step", "too large"),
+    ],
+)
+def test_inspect_ai_errors_have_no_reward(name, say, boundary, told):
+    environment = opened(f"inspect-ai/{PACKAGES}/inspect_tasks.py@{name}", python_of("inspect-ai"))
+    ((_, _, outcome),) = play(environment, say, tasks=1)
+    assert (outcome.reward, outcome.boundary) == (None, boundary)
+    assert told in outcome.error
+
+
+@pytest.fixture
+def echo(tmp_path):
+    """Project that `openenv init` makes: the environment `echo`."""
+    package = python_of("openenv").parents[1] / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}"
+    template = package / "site-packages" / "openenv" / "cli" / "templates" / "openenv_env"
+    shutil.copytree(template, tmp_path / "echo")
+    names = {"__ENV_NAME__": "echo", "__ENV_CLASS_NAME__": "Echo", "__ENV_TITLE_NAME__": "Echo"}
+    for path in (tmp_path / "echo").rglob("*.py"):
+        text = path.read_text()
+        for old, new in names.items():
+            text = text.replace(old, new)
+        path.with_name(path.name.replace("__ENV_NAME__", "echo")).write_text(text)
+    return tmp_path / "echo"
+
+
+OPENENV = {
+    "count": ["abc", "aBC", "ABC", "", "ab"],
+    "sums": [*(f'{{"first": {n}, "second": 1}}' for n in range(9)), "none", "{}", '{"first": "x"}'],
+    "echo": ["a", "a longer text", ""],
+}
+
+
+@pytest.mark.parametrize("name", OPENENV)
+def test_openenv(name, echo):
+    """The server of `echo` has room for one session, so that its rollouts wait for each other."""
+    python = python_of("openenv")
+    app, folder = ("server.app:app", echo) if name == "echo" else (f"openenv_games:{name}", PACKAGES)
+    args = {"folder": str(folder), "max_steps": 6, "reset": {"unit": 2}, "seed": 20}
+    played = play(opened(f"openenv/{app}", python, args), chosen(OPENENV[name]), tasks=20)
+    job = [
+        {
+            "options": {"seed": task.data["seed"], "unit": 2},
+            "said": [message["content"] for message in speaker.said],
+        }
+        for task, speaker, _ in played
+    ]
+    field = {"count": "text", "sums": None, "echo": "message"}[name]
+    own = own_scores(python, "openenv_scores.py", folder, app, field, job=job)
+    for (_, speaker, outcome), rewards in zip(played, own, strict=True):
+        assert outcome.error is None, outcome.error
+        assert list(outcome.turn_rewards) == pytest.approx([reward or 0.0 for reward in rewards])
+        assert_only_extended(speaker)
+    assert sum(len(speaker.said) for _, speaker, _ in played) >= 40
+
+
+def test_openenv_errors_have_no_reward():
+    python, args = python_of("openenv"), {"folder": str(PACKAGES), "seed": 12}
+    said = {12: "fall", 13: "abc"}
+    played = play(opened("openenv/openenv_games:count", python, args), lambda *_: said[12], tasks=2)
+    assert [(outcome.reward, outcome.boundary) for _, _, outcome in played] == [
+        (None, "step"),
+        (None, "reset"),
+    ]
+    assert "the game fell over" in played[0][2].error
+    assert "no game 13" in played[1][2].error
+
+
+@pytest.fixture
+def server():
+    """Server of four slots, which pings its clients every half second and ends silent connections."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    options = ("--port", str(port), "--ws-ping-interval", "0.5", "--ws-ping-timeout", "0.5")
+    command = [python_of("openenv"), "-m", "uvicorn", "openenv_games:count", "--log-level", "error", *options]
+    process = subprocess.Popen(command, cwd=PACKAGES)
+    url = f"http://127.0.0.1:{port}"
+    for _ in range(600):
+        with contextlib.suppress(OSError), urllib.request.urlopen(f"{url}/health", timeout=5):
+            break
+        time.sleep(0.1)
+    yield url
+    process.kill()
+    process.wait()
+
+
+def free_slots(url):
+    """Return how many of eight new sessions the server accepts at the same time."""
+    code = (
+        "import json, sys\nfrom websockets.sync.client import connect\n"
+        "sessions = [connect(sys.argv[1]) for _ in range(8)]\n"
+        'for s in sessions[:4]: s.send(\'{"type": "reset", "data": {}}\')\n'
+        "print(sum(json.loads(s.recv())['type'] == 'observation' for s in sessions[:4]))"
+    )
+    words = [python_of("openenv"), "-c", code, f"ws{url.removeprefix('http')}/ws"]
+    return int(subprocess.run(words, capture_output=True, text=True, check=True).stdout)
+
+
+class Leaving(Speaker):
+    """Policy that replies, makes the game fail, fails itself, or never replies."""
+
+    async def chat(self, messages, *, tools=()):
+        reply = await super().chat(messages, tools=tools)
+        if reply.text == "raise":
+            raise InferenceError("the engine is gone")
+        if reply.text == "wait":
+            await asyncio.sleep(1000)
+        return reply
+
+
+def test_openenv_sessions_end_with_their_rollouts(server):
+    """A thousand rollouts that end in five ways leave all four slots free."""
+    environment = opened("openenv/count", python_of("openenv"), {"url": server, "seed": 20}, max_turns=2)
+    says = [lambda *_, text=text: text for text in ("abc", "fall", "raise", "wait", "ABC")]
+    outcomes = []
+
+    async def run_all():
+        tasks, places = environment.tasks("train"), asyncio.Semaphore(16)
+
+        async def one(index):
+            async with places:
+                rollout = environment.rollout(tasks[index], Leaving(says[index % 5]))
+                try:
+                    outcomes.append(await asyncio.wait_for(rollout, 3.0 if index % 5 == 3 else None))
+                except TimeoutError:
+                    outcomes.append(None)
+
+        await asyncio.gather(*(one(index) for index in range(1000)))
+        await environment.close()
+
+    asyncio.run(run_all())
+    assert outcomes.count(None) == 200
+    finished = [outcome for outcome in outcomes if outcome is not None]
+    assert sum(outcome.reward is not None for outcome in finished) == 400
+    assert Counter(outcome.boundary for outcome in finished if outcome.error) == {"step": 200, "model": 200}
+    assert free_slots(server) == 4
+
+
+class Thinking(Speaker):
+    async def chat(self, messages, *, tools=()):
+        await asyncio.sleep(4.0)
+        return await super().chat(messages, tools=tools)
+
+
+def test_openenv_session_survives_a_reply_of_eight_ping_intervals(server):
+    environment = opened("openenv/count", python_of("openenv"), {"url": server, "seed": 20})
+
+    async def run():
+        try:
+            return await environment.rollout(environment.tasks("train")[0], Thinking(lambda *_: "abc"))
+        finally:
+            await environment.close()
+
+    outcome = asyncio.run(run())
+    assert (outcome.reward, outcome.error) == (3.0, None)

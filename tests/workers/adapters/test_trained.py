@@ -22,6 +22,7 @@ pytestmark = pytest.mark.slow
 
 DIGITS = [{"prompt": "say", "reward_spec": {"ground_truth": "1"}, "extra_info": {"max_turns": 3}}] * 4
 AIME = [{"prompt": "say", "reward_model": {"ground_truth": "1"}}] * 4
+GAMES = {"folder": str(PACKAGES), "num_tasks": 20, "num_eval": 4, "seed": 20}
 SHORT = {"num_tasks": 20, "num_eval": 4, "max_steps": 5, "system_prompt": "say"}
 ENVIRONMENTS = {
     "v0-single-turn": ("verifiers-031", f"{PACKAGES}/sums_v0.py", {"for_letters": True}),
@@ -41,9 +42,23 @@ ENVIRONMENTS = {
     "gsm8k": ("skyrl-gym", "skyrl-gym/gsm8k", {"tasks": DIGITS}),
     "gsm8k-multi-turn": ("skyrl-gym", "skyrl-gym/gsm8k_multi_turn", {"tasks": DIGITS}),
     "aime": ("skyrl-gym", "skyrl-gym/aime", {"tasks": AIME}),
+    "inspect-letters": ("inspect-ai", f"inspect-ai/{PACKAGES}/inspect_tasks.py@spoken", {}),
+    "inspect-tools": ("inspect-ai", f"inspect-ai/{PACKAGES}/inspect_tasks.py@products", {}),
+    "inspect-evals": ("inspect-ai", "inspect-ai/inspect_evals/agent_threat_bench_memory_poison", {}),
+    "openenv-count": ("openenv", "openenv/openenv_games:count", GAMES),
+    "openenv-sums": ("openenv", "openenv/openenv_games:sums", {**GAMES, "max_steps": 2, "system_prompt": ""}),
+    "openenv-slow": ("openenv", "openenv/openenv_games:one_slot", GAMES),
     "agents-sdk": ("openai-agents", "agent", {"callable": f"{PACKAGES}/agents_sdk.py:play"}),
 }
-MULTI_TURN = ("v0-multi-turn", "textarena", "frozen-lake", "blackjack", "taxi", "gsm8k-multi-turn")
+MULTI_TURN = (
+    "v0-multi-turn",
+    "textarena",
+    "frozen-lake",
+    "blackjack",
+    "taxi",
+    "gsm8k-multi-turn",
+    "openenv-count",
+)
 
 
 @pytest.fixture(scope="module")

@@ -20,6 +20,8 @@ NEEDS = {
     "textarena": ("textarena==0.7.4",),
     "gymnasium": ("gymnasium==1.4.0",),
     "skyrl-gym": ("skyrl-gym==0.4.0",),
+    "inspect-ai": ("inspect-ai==0.3.285", "inspect-evals==0.26.0"),
+    "openenv": ("openenv==0.10.0",),
     "openai-agents": ("openai-agents==0.24.0", "openai>=3"),
     "openai-1": ("openai<2",),
 }

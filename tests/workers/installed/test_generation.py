@@ -75,7 +75,9 @@ def test_buckeye_entry_point_is_detected(tmp_path):
     assert interface.constraints == interface.requirements == ()
 
 
-@pytest.mark.parametrize("name", ["reasoning-gym", "textarena", "gymnasium", "skyrl-gym"])
+@pytest.mark.parametrize(
+    "name", ["reasoning-gym", "textarena", "gymnasium", "skyrl-gym", "inspect-ai", "openenv"]
+)
 def test_libraries_are_known_by_name(tmp_path, name):
     assert found(tmp_path, name=name).generation == name
 

@@ -24,7 +24,7 @@ from buckeye.envs.registry import LIBRARIES
 from buckeye.errors import UsageError
 
 HUB_INDEX = "https://hub.primeintellect.ai/{owner}/simple/"
-WITHOUT_ADAPTER = ("nemo-gym", "openenv", "openenv-core", "inspect-ai")
+WITHOUT_ADAPTER = ("nemo-gym", "openenv-core")
 """Libraries whose environments cannot be loaded by name."""
 
 _EXTRAS = re.compile(r"(?P<what>.*?)\[(?P<extras>[\w.\- ,]*)\](?P<rest>[^\[\]/]*)")

@@ -14,7 +14,15 @@ from buckeye.base.keys import home_folder
 from buckeye.errors import BuckeyeError
 
 Generation = Literal[
-    "verifiers-v0", "verifiers-v1", "reasoning-gym", "textarena", "gymnasium", "skyrl-gym", "buckeye"
+    "verifiers-v0",
+    "verifiers-v1",
+    "reasoning-gym",
+    "textarena",
+    "gymnasium",
+    "skyrl-gym",
+    "inspect-ai",
+    "openenv",
+    "buckeye",
 ]
 """Kind of an installed environment, which `detect_interface` has found."""
 

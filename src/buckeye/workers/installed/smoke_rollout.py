@@ -21,10 +21,12 @@ _EXAMPLES = {
     "textarena": "textarena/GuessTheNumber-v0",
     "gymnasium": "gymnasium/FrozenLake-v1",
     "skyrl-gym": "skyrl-gym/gsm8k",
+    "inspect-ai": "inspect-ai/FILE.py@NAME",
+    "openenv": "openenv/MODULE:APP",
 }
 """Example environment of each library with many environments. It needs no downloads."""
-NEED_ARGUMENTS = ("skyrl-gym",)
-"""Libraries whose environments need arguments, so that they have no test rollout."""
+WITHOUT_EXAMPLE = ("skyrl-gym", "inspect-ai", "openenv")
+"""Libraries that contain no tasks, so that they have no test rollout."""
 
 
 def example_id(installed: InstalledEnvironment) -> str:

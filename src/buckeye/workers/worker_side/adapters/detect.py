@@ -15,6 +15,8 @@ from types import ModuleType
 from . import agent, buckeye_environment
 from .base import Adapter, AdapterError, Json
 from .gymnasium import Gymnasium
+from .inspect_ai import InspectAI
+from .openenv import OpenEnv
 from .reasoning_gym import ReasoningGym
 from .skyrl_gym import SkyRLGym
 from .textarena import TextArena
@@ -28,6 +30,8 @@ LIBRARIES: dict[str, Callable[[str, Json], Adapter]] = {
     "textarena": TextArena,
     "gymnasium": Gymnasium,
     "skyrl-gym": SkyRLGym,
+    "inspect-ai": InspectAI,
+    "openenv": OpenEnv,
 }
 """Adapter of each library with environments. Their ids are LIBRARY/NAME."""
 

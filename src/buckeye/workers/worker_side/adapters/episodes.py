@@ -15,8 +15,8 @@ from .model import ModelError, chat
 class Step:
     """Result of one action: its reward (None: the environment gave none), and the new messages.
 
-    `stop_reason` is not empty at the end of the episode. `recorded` is the assistant message that the
-    conversation keeps (None: the unchanged reply).
+    `stop_reason` is not empty at the end of the episode: "done", or a limit. `recorded` is the assistant
+    message that the conversation keeps (None: the unchanged reply).
     """
 
     reward: Any
@@ -48,8 +48,8 @@ class Episode(Protocol):
 async def run_episode(episode: Episode, endpoint: Json) -> Json:
     """Run one episode with the model of an endpoint, and return the outcome.
 
-    The reward is the sum of the rewards of all steps. An episode that reaches a limit of the rollout keeps
-    the sum up to this point. An episode that ends without any reward is an error.
+    The reward is the sum of the rewards of all steps. An episode that reaches a limit keeps the sum up to
+    this point. An episode that is done without any reward is an error.
     """
     boundary: Boundary = "reset"
     rewards: list[float | None] = []
@@ -75,7 +75,7 @@ async def run_episode(episode: Episode, endpoint: Json) -> Json:
         return raised(boundary, error)
     if not rewards:
         return failed("model", "NoRoom", "the context has no room for the first reply")
-    if stop_reason != "truncated" and all(reward is None for reward in rewards):
+    if stop_reason == "done" and all(reward is None for reward in rewards):
         return failed("score", "NoReward", "the episode ended without a reward")
     turn_rewards = [reward or 0.0 for reward in rewards]
     components = {**episode.components(), "turns": len(turn_rewards)}

@@ -46,7 +46,7 @@ async def run_program(
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
-        preexec_fn=_start_process_group,
+        preexec_fn=start_process_group,
     )
     assert process.stdout is not None
     assert process.stderr is not None
@@ -92,7 +92,7 @@ async def _tail(stream: asyncio.StreamReader, tails: bytearray) -> None:
 _libc = ctypes.CDLL(None) if os.uname().sysname == "Linux" else None
 
 
-def _start_process_group() -> None:
+def start_process_group() -> None:
     """Put the child into its own process group. Linux kills the child when this process ends.
 
     Buckeye has a function for this, but this interpreter may lack Buckeye.
