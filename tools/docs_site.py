@@ -57,7 +57,11 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
-    """Point links to files outside of docs/ to their page; without one, leave the text of the link."""
+    """Point links to files outside of docs/ to their page; without one, leave the text of the link.
+
+    Words after the language of a code block, which tests read, are removed.
+    """
+    markdown = re.sub(r"^(\s*```\w+) .*$", r"\1", markdown, flags=re.MULTILINE)
     source = {page_: file for file, page_ in OUTSIDE.items()}.get(page.file.src_uri)
     folder = PurePosixPath(source).parent if source else PurePosixPath("docs", page.file.src_uri).parent
 

@@ -239,7 +239,7 @@ class _Renderer:
 
 @dataclass(slots=True)
 class _Environment:
-    """Environment whose rollouts follow a law. A task is an index, from which its rollouts are drawn."""
+    """Environment whose rollouts follow a law. A task is an index, the seed of its rollouts."""
 
     laws: Laws
     rng: random.Random

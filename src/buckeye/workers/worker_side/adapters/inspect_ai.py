@@ -140,9 +140,7 @@ class InspectAI(Adapter):
                 "score", "NoScore", f"the task has no score {chosen!r}; scores: {', '.join(values)}"
             )
         if (reward := _number(values[chosen])) is None:
-            return failed(
-                "score", "NoNumber", f"the score {chosen} is {values[chosen]!r}, which is no number"
-            )
+            return failed("score", "NoNumber", f"the score {chosen} is {values[chosen]!r}, not a number")
         components = {
             name: number for name, value in values.items() if (number := _number(value)) is not None
         }
