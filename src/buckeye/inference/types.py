@@ -5,19 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any, Literal
 
 import msgspec
-
-if TYPE_CHECKING:  # the base install has no numpy
-    import numpy as np
-    import numpy.typing as npt
+import numpy as np
+import numpy.typing as npt
 
 FinishReason = Literal["stop", "length", "abort"]
 """Reason for the end of a sequence: a stop token or string, a token limit, or an abort by the server."""
 _MAX_SHOWN_CHARACTERS = 500
 
-TokenIds: TypeAlias = "Sequence[int] | npt.NDArray[np.int32]"
+TokenIds = Sequence[int] | npt.NDArray[np.int32]
 """Token ids of a prompt, as a list or as a column."""
 
 

@@ -11,6 +11,8 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeGuard
 
+import numpy as np
+
 from buckeye.base.storage import read_json
 from buckeye.errors import InferenceError, UsageError, first_line
 from buckeye.inference.engine.architecture import (
@@ -296,10 +298,6 @@ def _check_values(headers: Mapping[Path, Mapping[str, Any]]) -> None:
 
     Only the smallest tensors, up to 2 GiB in all, are read.
     """
-    try:
-        import numpy as np
-    except ImportError:  # the base install cannot train
-        return
     entries = [
         (file, name, entry)
         for file, header in headers.items()

@@ -20,6 +20,7 @@ from buckeye.inference.engine.model_fields import is_4bit, is_rounded
 from buckeye.inference.engine.tensor_layout import EMBED, HEAD
 from buckeye.launch.preflight.disk import matches_module_name
 from buckeye.launch.preflight.model import find_model
+from buckeye.trainer.data.chat_data import check_first_chat
 from buckeye.trainer.model.trainable import length_problem, unpacked_reasons, untrainable_reasons
 from buckeye.transport.checkpoint.base_digest import base_digest, read_base_digest
 
@@ -127,8 +128,6 @@ def _length_warnings(config: RLConfig, model_config: Mapping[str, Any]) -> Itera
 def _data_warnings(config: RLConfig) -> Iterator[str]:
     """Yield an error if the file of `trainer.supervised` cannot be read, or its first line is not a chat."""
     if config.trainer.supervised is not None:
-        from buckeye.trainer.data.chat_data import check_first_chat  # requires the extra `train`
-
         try:
             check_first_chat(config.trainer.supervised.path, "trainer.supervised.path")
         except UsageError as error:
