@@ -27,6 +27,7 @@ from buckeye.orchestrator.task_sampler import TaskSampler
 log = logging.getLogger(__name__)
 
 _POLL_SECONDS = 1.0
+_STARTS_AT_ONCE = 4  # groups: their first prompts are rendered in one iteration of the event loop
 
 _ADVICE = {
     "errored": "run `buckeye env check RUN`",
@@ -110,6 +111,7 @@ class GroupCollector:
         self._in_flight: dict[asyncio.Task[Group], InFlightGroup] = {}
         self._finished: list[_FinishedGroup] = []
         self._started = 0
+        self._starts_remain = False  # True if `_start_groups` has not reached the capacity yet
         self._accounted = 0  # attempts of groups that entered a batch or were dropped
         self._failure: BaseException | None = None  # a bug in Buckeye: rollouts do not raise
         self._changed = asyncio.Event()
@@ -192,7 +194,9 @@ class GroupCollector:
                 raise self._all_dropped_error(collected)
             self._pauses.check()
             held = self._start_groups(step, self._collected_amount(collected))
-            if self._in_flight:
+            if self._starts_remain:
+                await asyncio.sleep(0)
+            elif self._in_flight:
                 heartbeat.report(f"rollouts of batch {step}{self._heartbeat_note()}", on="inference")
                 await self._wait_for_change(None)
             elif held:
@@ -239,11 +243,11 @@ class GroupCollector:
         await self._wait_for_change(self._config.weights_timeout)
 
     def _start_groups(self, step: int, accepted: int) -> Set[str]:
-        """Start groups up to the capacity.
+        """Start groups up to the capacity, but only some at once, so that other rollouts can continue.
 
         If capacity remains, but only environments that must not start a group have tasks, return these.
         """
-        config = self._config
+        config, self._starts_remain = self._config, False
         last = self.version + config.run_ahead
         if config.max_steps is not None:
             last = min(last, config.max_steps - 1)
@@ -254,7 +258,11 @@ class GroupCollector:
         oldest = step - config.max_token_age
         fresh = [flight for flight in self._in_flight.values() if flight.version >= oldest]
         started = sum(self._expected_amount(flight.size) for flight in fresh) + self._buffered
+        limit = self._started + _STARTS_AT_ONCE
         while accepted + started < capacity:
+            if self._started == limit and not self._deterministic:
+                self._starts_remain = True
+                break
             held = self._pauses.held_environments()
             index = self._next_index(held)
             if index is None:

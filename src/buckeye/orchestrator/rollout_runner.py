@@ -10,12 +10,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
-from buckeye.envs.base import (
-    ROLLOUT_DEADLINE,
-    GroupEnvironment,
-    Outcome,
-    Task,
-)
+from buckeye.envs.base import ROLLOUT_DEADLINE, Outcome, Task
 from buckeye.envs.outcome_validation import error_outcome, outcome_of_exception, validate_outcome
 from buckeye.errors import THIRD_PARTY_ERRORS, InferenceError
 from buckeye.inference.client import InferenceClient, ReplyTimeoutError, SamplingParams
@@ -141,9 +136,8 @@ class RolloutRunner:
         clock = asyncio.get_running_loop().time
         started = clock()
         environment = env.environment
-        run = environment.rollout
-        if isinstance(environment, GroupEnvironment):
-            run = environment.rollout_in_group
+        # `isinstance` of a protocol takes a tenth of the time of a short rollout
+        run = getattr(environment, "rollout_in_group", environment.rollout)
         result = await run_rollout(
             lambda: run(task, policy), env.rollout_settings.timeout or self._timeout, environment
         )

@@ -239,7 +239,7 @@ class _Renderer:
 
 @dataclass(slots=True)
 class _Environment:
-    """Environment whose rollouts follow a law. A task is an index, the seed of its rollouts."""
+    """Environment whose rollouts follow a law. Each task has its own draw of rollouts."""
 
     laws: Laws
     rng: random.Random

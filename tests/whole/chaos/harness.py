@@ -267,8 +267,8 @@ class ChaosRun:
         attempts = json.loads((self.output / "run.json").read_text())["attempts"]
         return [attempt["resumed_step"] for attempt in attempts[1:]]
 
-    def rollouts(self, step: int) -> list[dict]:
-        path = self.output / "rollouts" / f"step_{step}.jsonl"
+    def rollouts(self, step: int, *, dropped: bool = False) -> list[dict]:
+        path = self.output / "rollouts" / f"step_{step}{'.dropped' if dropped else ''}.jsonl"
         return [json.loads(line) for line in path.read_text().splitlines()]
 
     def _remember_servers(self) -> None:
@@ -280,6 +280,7 @@ class ChaosRun:
 
     def check(self) -> None:
         self.check_training()
+        self.check_accounts()
         self.check_files()
         self.check_nothing_is_left()
 
@@ -290,7 +291,7 @@ class ChaosRun:
         tasks: Counter[str] = Counter()
         groups: list[int] = []
         for step in range(self.steps):
-            rollouts = self.rollouts(step)
+            rollouts = [r for r in self.rollouts(step) if not r["retried"]]
             assert all(r["error"] is None for r in rollouts)
             assert trainer[step]["samples"] == len(rollouts) == GROUPS * GROUP_SIZE
             assert trainer[step]["samples_left_out"] == 0
@@ -302,6 +303,19 @@ class ChaosRun:
         assert tasks == {f"train-{i}": self.steps // EPOCH for i in range(TASKS)}
         state = read_orchestrator_state(list_checkpoints(self.output / "checkpoints")[-1])
         assert (state["step"], state["problems"]) == (self.steps, GROUPS * self.steps)
+
+    def check_accounts(self) -> None:
+        """Assert that every attempt was trained, dropped or failed, as the records of the rollouts report."""
+        accounts = read_run_metrics(self.output / "metrics.jsonl").of("orchestrator")
+        assert sorted(accounts) == list(range(self.steps))
+        for step, account in accounts.items():
+            played, *parts = (account[f"rollouts/{n}"] for n in ("played", "trained", "dropped", "failed"))
+            assert (played, account["rollouts/unaccounted"]) == (sum(parts), 0)
+            dropped = self.output / "rollouts" / f"step_{step}.dropped.jsonl"
+            rows = [*self.rollouts(step), *(self.rollouts(step, dropped=True) if dropped.exists() else [])]
+            assert played == len(rows)
+            assert account["rollouts/retried"] == sum(r["retried"] for r in rows)
+            assert account["rollouts/failed"] == sum(r["error"] is not None for r in rows)
 
     def check_files(self) -> None:
         assert self.newest_checkpoint() == self.steps
