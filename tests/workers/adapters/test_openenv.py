@@ -109,7 +109,7 @@ def test_a_reply_is_json_and_what_is_no_action_is_answered():
     ],
 )
 def test_every_exit_ends_the_session(answers, limits, reward, boundary):
-    """Three rollouts share a server of one slot: the later ones wait until it has room."""
+    """Run three rollouts on a server of one slot: the later ones wait until it has room."""
     with game(answers * 3) as (url, asked):
         outcomes, _ = play(url, ["x", "x"], count=3, limits=limits)
     assert [outcome["reward"] for outcome in outcomes] == [reward] * 3

@@ -115,7 +115,7 @@ class Gymnasium(Adapter):
         return env, first_messages(self._system, self.text(env, observation))
 
     def text(self, env: Any, observation: Any) -> str:
-        """Return an observation as text: the rendered state, or else the values."""
+        """Return an observation as text: rendered by the environment, or else its values."""
         about = [self._about(env.unwrapped, observation)] if self._about else []
         if self._mode:
             rendered = _COLOR.sub("", _HIGHLIGHTED.sub(r"[\1]", str(env.render())))

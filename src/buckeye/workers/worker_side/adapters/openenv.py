@@ -52,9 +52,7 @@ class OpenEnv(Adapter):
             self._end_server()
             if isinstance(error, AdapterError):
                 raise
-            raise AdapterError(
-                f"{env_id}: {self._url} does not answer like a server of OpenEnv: {error}"
-            ) from error
+            raise AdapterError(f"{env_id}: {self._url} is not a server of OpenEnv: {error}") from error
         self.field = _text_field(self.action)
         form = "" if self.field else f"Reply with a JSON object of this schema: {json.dumps(self.action)}"
         self._system = "\n\n".join(filter(None, [str(args.get("system_prompt", "")), form]))
