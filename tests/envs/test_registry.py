@@ -229,7 +229,11 @@ def test_synonyms_of_dataset_suggest_dataset(wrong):
         load_environment("mcp", **{wrong: "tasks.json", "config_path": "c.yaml"})
 
 
-@pytest.mark.parametrize("env_id", ["./mcp", "mcp.py", "mcp-tools", "reasoning-gym/dice"])
+LOCAL = ("./mcp", "mcp.py")
+LIBRARY_IDS = ("gymnasium/my_games:Race-v0", "inspect-ai//tmp/tasks.py@sums", "openenv/server.app:app")
+
+
+@pytest.mark.parametrize("env_id", [*LOCAL, "mcp-tools", "reasoning-gym/dice", *LIBRARY_IDS])
 def test_other_environments_are_not_the_mcp_environment(env_id):
     assert not is_mcp(env_id)
 

@@ -93,6 +93,9 @@ class EnvironmentId:
     def parse(cls, text: str) -> EnvironmentId:
         """Parse an id. Raise `UsageError` for any other text."""
         match = _ID.fullmatch(text)
+        library, _, name = text.partition("/")
+        if match is None and library in LIBRARIES and name:
+            return cls(library, name, None)
         if match is None:
             raise UsageError(
                 f"{text!r} is not an environment id",

@@ -146,7 +146,8 @@ def inspect_say(seed):
 
     def say(messages, tools, turn):
         if not tools or turn == 2 or generator.random() < 0.3:
-            numbers = re.findall(r"\d+", str([m["content"] for m in messages if m["role"] != "assistant"]))
+            heard = str([m["content"] for m in messages if m["role"] != "assistant"])
+            numbers = ["1", *re.findall(r"\d+", heard)]
             return generator.choice([*numbers, "ANSWER: B", "ANSWER: A", "none", str(2 * int(numbers[-1]))])
         function = generator.choice(tools)["function"]
         kinds = {name: given["type"] for name, given in function["parameters"]["properties"].items()}
