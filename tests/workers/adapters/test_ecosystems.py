@@ -209,7 +209,6 @@ def test_inspect_ai_splits_scores_and_limits():
     [
         ("boxed", {}, "needs a sandbox"),
         ("sum", {}, "not found"),
-        ("", {}, "write inspect-ai/FILE.py@NAME"),
     ],
 )
 def test_inspect_ai_refuses_what_it_cannot_run(name, args, told):
@@ -297,7 +296,15 @@ def server():
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     options = ("--port", str(port), "--ws-ping-interval", "0.5", "--ws-ping-timeout", "0.5")
-    command = [python_of("openenv"), "-m", "uvicorn", "openenv_games:count", "--log-level", "error", *options]
+    command = [
+        python_of("openenv"),
+        "-m",
+        "uvicorn",
+        "openenv_games:four_slots",
+        "--log-level",
+        "error",
+        *options,
+    ]
     process = subprocess.Popen(command, cwd=PACKAGES)
     url = f"http://127.0.0.1:{port}"
     for _ in range(600):

@@ -47,7 +47,7 @@ ENVIRONMENTS = {
     "inspect-evals": ("inspect-ai", "inspect-ai/inspect_evals/agent_threat_bench_memory_poison", {}),
     "openenv-count": ("openenv", "openenv/openenv_games:count", GAMES),
     "openenv-sums": ("openenv", "openenv/openenv_games:sums", {**GAMES, "max_steps": 2, "system_prompt": ""}),
-    "openenv-slow": ("openenv", "openenv/openenv_games:one_slot", GAMES),
+    "openenv-guess": ("openenv", "openenv/openenv_games:guess", {**GAMES, "max_steps": 3}),
     "agents-sdk": ("openai-agents", "agent", {"callable": f"{PACKAGES}/agents_sdk.py:play"}),
 }
 MULTI_TURN = (

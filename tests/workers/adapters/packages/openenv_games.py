@@ -62,6 +62,18 @@ class Sums(Game):
         return Seen(said="right" if right else "wrong", reward=float(right) if right else None, done=right)
 
 
-count = create_app(Count, Text, Seen, env_name="count", max_concurrent_envs=4)
+class Guess(Game):
+    """Reward for the number of the task; a wrong number is answered with a hint."""
+
+    letters = True
+
+    def step(self, action, **_):
+        said = action.text.strip()
+        right = said == str(self.number)
+        return Seen(said="right" if right else f"not {said}", reward=float(right), done=right)
+
+
+count = create_app(Count, Text, Seen, env_name="count", max_concurrent_envs=64)
+four_slots = create_app(Count, Text, Seen, env_name="four_slots", max_concurrent_envs=4)
+guess = create_app(Guess, Text, Seen, env_name="guess", max_concurrent_envs=64)
 sums = create_app(Sums, Pair, Seen, env_name="sums", max_concurrent_envs=64)
-one_slot = create_app(Count, Text, Seen, env_name="one_slot", max_concurrent_envs=1)

@@ -28,7 +28,11 @@ from .programs import start_process_group
 PREFIX = "openenv/"
 OWN_ARGUMENTS = ("url", "folder", "reset", "num_tasks", "num_eval", "seed", "max_steps", "system_prompt")
 _START_SECONDS = 120.0
-_CAPACITY_SECONDS = 600.0
+_CAPACITY_SECONDS = 60.0
+_CAPACITY_HINT = (
+    "Raise `max_concurrent_envs` of the server. With max_async_level = 0, all rollouts of a batch need a "
+    "session at the same time; else `max_concurrent` of the [[env]] limits them"
+)
 _CLOSE_SECONDS = 10.0
 _END_SECONDS = 5.0
 
@@ -154,8 +158,10 @@ class OpenEnvEpisode:
             if answer["type"] != "error":
                 break
             await self.close()
-            if answer["data"].get("code") != "CAPACITY_REACHED" or time.monotonic() > deadline:
+            if answer["data"].get("code") != "CAPACITY_REACHED":
                 raise SessionError(_error_text(answer))
+            if time.monotonic() > deadline:
+                raise SessionError(f"{_error_text(answer)}. {_CAPACITY_HINT}")
             await asyncio.sleep(0.2)
         return [*self._task["messages"], _message(answer["data"])]
 
