@@ -35,7 +35,6 @@ def test_an_honest_environment_ends_with_0_and_plain_text():
     [
         ("nemo-gym", "check"),
         ("nemo-gym", "install"),
-        ("inspect_ai", "install"),
         ("gymnasium/CartPole-v1", "check"),
     ],
 )

@@ -11,7 +11,6 @@ from typing import Annotated, Literal
 import typer
 
 from buckeye import runs
-from buckeye.analysis.replay.start import find_start, require_kept
 from buckeye.base.storage import step_directories
 from buckeye.config.load import load_config
 from buckeye.config.trainer import TrainerConfig
@@ -47,6 +46,8 @@ def replay(
     if step is None:
         raise UsageError("--step is missing", code="BK-CLI-MISSING", hint="Add --step N, or --all")
     config = _trainer_settings(directory)
+    from buckeye.analysis.replay.start import find_start, require_kept  # imports safetensors
+
     require_kept(directory, step)
     if until in (None, "weights"):
         find_start(directory, config, step)  # fails before torch is imported

@@ -9,6 +9,7 @@ import uuid
 
 import pytest
 from tests.mcp.environment.leaks import processes_with
+from tests.waiting import wait_for
 
 from buckeye.mcp.client.session import CallResult
 from buckeye.mcp.grading import grader_processes
@@ -142,7 +143,7 @@ def test_unconfined_command_ends_with_its_children(folder, monkeypatch):
     )
     command = [sys.executable, "-c", starts, marker]
     assert graded({"state": {"command": command}}, folder).score == 1.0
-    assert processes_with(marker) == []
+    wait_for(lambda: processes_with(marker) == [], "the end of all children")
 
 
 def test_command_sees_no_keys_and_no_home(folder, monkeypatch):

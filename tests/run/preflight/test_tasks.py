@@ -129,7 +129,7 @@ TEMPLATES = {
     "fails": ("\n{{ messages[0]['content']['text'] }}{{ 1 / 0 }}", ENVIRONMENT, "line 2: division by zero"),
     "does not compile": ("{% for m in messages %}", ENVIRONMENT, "line 1: Unexpected end of template"),
     "is missing": (None, ENVIRONMENT, "has no chat template"),
-    "drops the user": ("{{ messages | length }}", ENVIRONMENT, "omits user messages"),
+    "drops the user": ("{{ messages | length }}", ENVIRONMENT, "leaves out the text of messages"),
     "refuses a system message": (
         NO_SYSTEM,
         ENVIRONMENT.replace("messages=(p,)", "messages=({'role': 'system', 'content': 'Be brief.'}, p)"),

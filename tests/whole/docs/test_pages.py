@@ -47,8 +47,8 @@ PAGES = [
 TEXTS = {page: page.read_text(encoding="utf-8") for page in PAGES}
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
-FLAGS_OF_OTHERS = {"--gpu-bind", "--rm", "--memory-path", "--compute-dtype"}
-"""Flags of srun, docker, a published MCP server, and a benchmark."""
+FLAGS_OF_OTHERS = {"--gpu-bind", "--rm", "--memory-path", "--compute-dtype", "--check", "--engines"}
+"""Flags of srun, docker, a published MCP server, and benchmarks."""
 
 ENDPOINT = {"base_url": "http://h/v1", "root_url": "http://h", "api_key": "k", "model": "m"}
 NAMES = {

@@ -9,7 +9,7 @@ from tests.whole.docs.reference_tool import reference
 from buckeye.cli.tree import BY_NAME
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-LIMITS = {"pages": 38, "words": 36_000, "words of the README": 700}
+LIMITS = {"pages": 38, "words": 37_000, "words of the README": 700}
 
 
 @pytest.mark.parametrize("name", reference.PAGES)

@@ -212,7 +212,7 @@ class _Installation:
         package = f"{name}[{extras}]" if extras else name
         bounds = f" ({', '.join(interface.constraints)})" if interface.constraints else ""
         self.report(
-            f"{name} {version} is a {interface.generation} environment; installing its dependencies{bounds}"
+            f"{name} {version} has the interface {interface.generation}; installing its dependencies{bounds}"
         )
         installer.install(
             f"{package}=={version}",
