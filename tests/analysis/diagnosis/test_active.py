@@ -76,7 +76,7 @@ def test_rewards_that_teach_are_not_accused(tmp_path, warm, reward):
 
 
 def test_rewards_that_do_not_differ_are_not_judged(tmp_path, warm):
-    with pytest.raises(LookupError, match="In 0 groups rewards differ"):
+    with pytest.raises(LookupError, match="only 0 groups"):
         found_of(tmp_path, warm, "1.0")
 
 

@@ -327,23 +327,27 @@ def incomplete_prompts(facts: DiagnosisFacts) -> Result:
 def unused_prompts(facts: DiagnosisFacts) -> Result:
     """Find replies that do not depend on their prompts though rewards do, in a long run without a gain.
 
-    The dependence is the adjusted R^2 of the features of replies, centered by step, on their groups. This is
-    evidence only if no other link is broken, so it is not in `CHECKS`.
+    The dependence is the adjusted R^2 of the features of replies, centered by step, on their groups. Noisy
+    rewards differ anyway, so they are no evidence. Others are evidence only if no other link is broken.
     """
     outcome, spread = facts.outcome, facts.values("orchestrator/batch/with_spread").values()
     if outcome is None or not outcome.is_flat or outcome.steps < LONG or np.mean([*spread]) < 0.3:
         return None
     steps, groups, features = list[int](), list[int](), list[npt.NDArray[np.float64]]()
-    rewards = defaultdict[bytes, dict[str, float]](dict)
+    rewards, is_repeated = defaultdict[bytes, dict[str, float]](dict), list[bool]()
     for (step, group, _), sample, (reward, task) in facts.samples("reward, task"):
         if sample.loss_mask.any():
             reply = sample.token_ids[sample.loss_mask]
-            rewards[reply.tobytes()].setdefault(task, reward)
+            known = rewards[reply.tobytes()]
+            if task in known:
+                is_repeated.append(abs(known[task] - reward) <= _EQUAL)
+            known.setdefault(task, reward)
             steps.append(step)
             groups.append(group)
             features.append(token_features(reply))
     spreads = [max(known.values()) - min(known.values()) for known in rewards.values() if len(known) > 1]
-    if len(set(groups)) < _MIN_GROUPS or len(spreads) < _MIN_PROMPTS:
+    is_noisy = bool(is_repeated) and float(np.mean(is_repeated)) < _NEARLY_ALL
+    if len(set(groups)) < _MIN_GROUPS or len(spreads) < _MIN_PROMPTS or is_noisy:
         return None
     columns = [centered(column, np.array(steps)) for column in np.array(features).T]
     share, depends = explained_by_window(np.array(groups), np.stack(columns, axis=1))
