@@ -502,6 +502,19 @@ def test_old_tokens_that_updates_do_not_explain_are_named(tmp_path, wrong):
     assert ("mismatch_after_updates" in named(run)) == (wrong > 0)
 
 
+def test_a_gap_after_the_last_measured_update_may_be_a_larger_update(tmp_path):
+    made = Made(
+        level=1,
+        steps=14,
+        sampler=lambda tables, version, number: tables[version] * (1 + max(0, version - 8)),
+    )
+    run = with_metrics(
+        make(tmp_path / "run", made),
+        lambda step: {"trainer": {"update/logprob_change": 0.06}} if step in (0, 1, 3, 7) else {},
+    )
+    assert "mismatch_after_updates" not in named(run)
+
+
 @pytest.mark.parametrize("version", [0, 13])
 def test_evaluations_of_old_weights_are_named(tmp_path, version):
     run = with_evaluations(make(tmp_path / "run", FLAT), {0: (0.1, 0.3) * 6, 13: (0.1, 0.3) * 6})

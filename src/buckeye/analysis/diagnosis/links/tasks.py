@@ -328,7 +328,7 @@ def unused_prompts(facts: DiagnosisFacts) -> Result:
     """Find replies that do not depend on their prompts though rewards do, in a long run without a gain.
 
     The dependence is the adjusted R^2 of the features of replies, centered by step, on their groups. Noisy
-    rewards differ anyway, so they are no evidence. Others are evidence only if no other link is broken.
+    rewards prove nothing. Others are evidence only if no other link is broken, so this is not in `CHECKS`.
     """
     outcome, spread = facts.outcome, facts.values("orchestrator/batch/with_spread").values()
     if outcome is None or not outcome.is_flat or outcome.steps < LONG or np.mean([*spread]) < 0.3:
