@@ -27,6 +27,7 @@ import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 
 import psutil
 
@@ -49,14 +50,22 @@ GROUP = 8
 _DOWN_SECONDS = 30.0
 
 
-def tool_rollouts(rng: random.Random, size: int) -> Sequence[RolloutLaw]:
-    """Draw a group of rollouts of 1 to 5 turns, with replies of 140 tokens and tools of up to 300 s."""
-    turns = rng.randint(1, 5)
+def tool_rollouts(
+    rng: random.Random,
+    size: int,
+    *,
+    turns: int = 5,
+    prompt: int = 400,
+    reply: tuple[float, float] = (4.6, 0.8),
+    tool: tuple[float, float, float] = (0.4, 1.3, 300.0),
+) -> Sequence[RolloutLaw]:
+    """Draw a group of rollouts with up to `turns` turns, log-normal replies, and Pareto times of tools."""
+    count, (scale, shape, most) = rng.randint(1, turns), tool
     return [
         RolloutLaw(
-            prompt_tokens=400,
-            reply_tokens=tuple(1 + int(rng.lognormvariate(4.6, 0.8)) for _ in range(turns)),
-            environment_seconds=tuple(min(300.0, 0.4 * rng.paretovariate(1.3)) for _ in range(turns)),
+            prompt_tokens=prompt,
+            reply_tokens=tuple(1 + int(rng.lognormvariate(*reply)) for _ in range(count)),
+            environment_seconds=tuple(min(most, scale * rng.paretovariate(shape)) for _ in range(count)),
         )
         for _ in range(size)
     ]
@@ -176,16 +185,7 @@ def _config(layout: tuple[int, int, int]) -> OrchestratorConfig:
     return OrchestratorConfig(batch_size=batch, rollouts_per_example=GROUP, max_async_level=level)
 
 
-def _short_rollouts(rng: random.Random, size: int) -> Sequence[RolloutLaw]:
-    turns = rng.randint(1, 3)
-    return [
-        RolloutLaw(
-            prompt_tokens=20,
-            reply_tokens=tuple(1 + int(rng.lognormvariate(4.0, 0.6)) for _ in range(turns)),
-            environment_seconds=tuple(min(6.0, 0.15 * rng.paretovariate(1.5)) for _ in range(turns)),
-        )
-        for _ in range(size)
-    ]
+_short_rollouts = partial(tool_rollouts, turns=3, prompt=20, reply=(4.0, 0.6), tool=(0.15, 1.5, 6.0))
 
 
 def _in_real_time(layout: tuple[int, int, int], steps: int) -> tuple[float, list[RecordedRollout]]:

@@ -2,11 +2,15 @@
 
 import asyncio
 import json
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
+from buckeye.cli import doctor
 from buckeye.config.orchestrator import OrchestratorConfig
 from buckeye.errors import UsageError
+from buckeye.evaluation import layouts
 from buckeye.evaluation.layouts import fit_engine, simulate_layouts
 from buckeye.monitor.rollouts import RecordedRollout
 from buckeye.orchestrator.simulation import EngineLaw, Laws, RolloutLaw, Simulation, VirtualTime, simulate
@@ -116,7 +120,16 @@ def test_a_recorded_run_is_simulated_as_it_was(tmp_path):
             values = {"time/step": found.step_seconds, "time/write_batch": 0.5, "time/update_weights": 0.0}
             metrics.write(json.dumps({**head, "process": "orchestrator", **values}) + "\n")
             metrics.write(json.dumps({**head, "process": "trainer", "seconds": 3.0}) + "\n")
-    recorded, layouts = simulate_layouts(tmp_path, steps=16)
+    recorded, simulated = simulate_layouts(tmp_path, steps=16)
     assert recorded == found.step_seconds
-    assert layouts[1, 1].step_seconds == pytest.approx(recorded, rel=0.1)
-    assert layouts[2, 1].step_seconds < layouts[1, 1].step_seconds
+    assert simulated[1, 1].step_seconds == pytest.approx(recorded, rel=0.1)
+    assert simulated[2, 1].step_seconds < simulated[1, 1].step_seconds
+
+
+@pytest.mark.parametrize(("recorded", "warns"), [(10.0, False), (14.0, True)])
+def test_a_simulation_that_misses_the_recorded_steps_warns(monkeypatch, recorded, warns):
+    found = simulate(config(0), laws(EngineLaw(base=0.02)), engines=1, steps=8)
+    layouts_of = {(1, 0): replace(found, step_seconds=10.0)}
+    monkeypatch.setattr(layouts, "simulate_layouts", lambda run: (recorded, layouts_of))
+    monkeypatch.setattr(doctor.runs, "open", lambda run: SimpleNamespace(path=run))
+    assert ("warning: " in doctor._simulate("run", as_json=False)) is warns

@@ -34,6 +34,7 @@ from buckeye.launch.preflight.doctor import (
 from buckeye.launch.preflight.turns import choose_colocation
 
 _WIDTH_WITHOUT_TERMINAL = 110
+_MAX_SIMULATION_ERROR = 0.2
 
 
 def doctor(
@@ -134,6 +135,12 @@ def _simulate(run: str, *, as_json: bool) -> str:
         f"trainer idle {found.trainer_idle:.0%}, {found.dropped:.0%} of groups dropped"
         for (engines, level), found in layouts.items()
     ]
+    error = base / recorded - 1 if recorded else 0.0
+    if abs(error) > _MAX_SIMULATION_ERROR:
+        lines.append(
+            f"warning: the simulation of the recorded layout is {error:+.0%} off, as on a busy machine: do "
+            "not rely on it"
+        )
     return "\n".join(lines)
 
 
