@@ -14,9 +14,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from buckeye.errors import CheckpointError
-from buckeye.launch.preflight.model import fetch_model
 from buckeye.trainer.parallel.shards import load_shards
-from buckeye.transport.checkpoint import CheckpointInfo, trainer_state_directory
 from tests.ports import free_port
 
 
@@ -127,15 +125,3 @@ def test_four_ranks_save_and_load_shards(tmp_path):
     assert [process.wait() for process in processes] == [0] * 4
     suffixes = [path.suffix for path in (tmp_path / "optimizer").iterdir()]
     assert suffixes == [".safetensors"] * 4  # no pickle
-
-
-def test_old_shard_format_is_refused(tmp_path, refusal):
-    path = tmp_path / "run" / "checkpoints" / "step_4"
-    (path / "trainer" / "shards").mkdir(parents=True)
-    with refusal(CheckpointError):
-        trainer_state_directory(CheckpointInfo(step=4, attempt=1, path=path))
-    model = path / "trainer" / "model"
-    model.mkdir()
-    (model / "config.json").write_text("{}")
-    with refusal(CheckpointError):
-        fetch_model(str(model))

@@ -12,9 +12,6 @@ import re
 import resource
 import signal
 import subprocess
-import sys
-import threading
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -79,7 +76,7 @@ def usable_cores() -> int:
 
     It depends on the CPU affinity and on the quota of the container (cgroup v2 `cpu.max`).
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = len(os.sched_getaffinity(0))
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
         return max(1, min(cores, int(quota) // int(period)))
@@ -217,7 +214,7 @@ class ChildProcess:
 
 def signal_group(group: int, number: int = signal.SIGKILL) -> None:
     """Send a signal to a process group, unless it has ended."""
-    with suppress(ProcessLookupError, PermissionError):  # macOS raises PermissionError for an ended process
+    with suppress(ProcessLookupError, PermissionError):
         os.killpg(group, number)
 
 
@@ -283,29 +280,19 @@ def stop_requested() -> bool:
 def die_with_parent() -> None:
     """End this process when its launcher ends, even if the launcher is killed by SIGKILL.
 
-    On Linux, the kernel sends SIGKILL (PR_SET_PDEATHSIG). On other systems, a thread checks the pid of the
-    parent. In a process without a launcher, the function does nothing.
+    The kernel sends SIGKILL (PR_SET_PDEATHSIG). In a process without a launcher, the function does nothing.
     """
     launcher = int(os.environ.get("BUCKEYE_PARENT_PID", "0"))
     if not launcher:
         return
-    if sys.platform == "linux":
-        pr_set_pdeathsig = 1
-        ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGKILL, 0, 0, 0)
+    pr_set_pdeathsig = 1
+    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL, 0, 0, 0)
     import psutil
 
     parent = os.getppid()
     orphaned = parent == 1 and launcher != 1  # in a container, the launcher may be process 1
     if orphaned or not psutil.pid_exists(launcher):  # the launcher ended before the call of prctl
         os._exit(1)
-    if sys.platform != "linux":
-        threading.Thread(target=_watch_parent, args=(parent,), daemon=True).start()
-
-
-def _watch_parent(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(0.5)
-    os._exit(1)
 
 
 def clean_environment(given: Mapping[str, str]) -> dict[str, str]:
@@ -344,24 +331,22 @@ def hand_over_secrets(env: Mapping[str, str]) -> tuple[dict[str, str], int | Non
 def receive_secrets() -> None:
     """Add the secrets from the pipe of `hand_over_secrets` to `os.environ`.
 
-    On Linux, also erase secrets in /proc/PID/environ. Call this function before other threads exist.
+    Also erase secrets in /proc/PID/environ. Call this function before other threads exist.
     """
     descriptor = os.environ.pop(_SECRETS_VARIABLE, None)
     if descriptor is not None:
         with open(int(descriptor), "rb") as pipe:
             os.environ.update(json.load(pipe))
-    if sys.platform == "linux":
-        with suppress(OSError, ValueError, IndexError):
-            _blank_block({os.fsencode(name) for name in os.environ if is_secret(name)})
+    with suppress(OSError, ValueError, IndexError):
+        _blank_block({os.fsencode(name) for name in os.environ if is_secret(name)})
 
 
 def forbid_tracing() -> None:
-    """Forbid other processes of this user to trace this process and to read its memory. Linux only.
+    """Forbid other processes of this user to trace this process and to read its memory.
 
     Processes that start third-party code call this function. Root can still trace this process.
     """
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+    ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
 def _blank_block(names: set[bytes]) -> None:

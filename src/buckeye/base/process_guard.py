@@ -6,7 +6,7 @@ from its standard input. When the process of Buckeye ends, even by SIGKILL, the 
 the guard kills all listed groups.
 
 A child may leave its process group. So programs get a mark in an environment variable, which all their
-children inherit. On Linux, the guard also kills all processes with its mark.
+children inherit. The guard also kills all processes with its mark.
 
 This file runs as a script without site packages, so it imports nothing of Buckeye.
 """
@@ -28,22 +28,16 @@ _ROUNDS = 10  # number of searches, because a process may start others before it
 
 
 def kill_marked(mark: str) -> None:
-    """Kill every process whose mark starts with `mark`. Linux only."""
+    """Kill every process whose mark starts with `mark`."""
     entry = f"\0{MARK_VARIABLE}={mark}".encode()
     for _ in range(_ROUNDS):
-        marked = [pid for pid in _processes() if entry in _environment(pid)]
+        running = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+        marked = [pid for pid in running if entry in _environment(pid)]
         for pid in marked:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
         if not marked:
             return
-
-
-def _processes() -> list[int]:
-    try:
-        return [int(name) for name in os.listdir("/proc") if name.isdigit()]
-    except OSError:  # not Linux
-        return []
 
 
 def _environment(pid: int) -> bytes:
@@ -67,7 +61,7 @@ class Guard:
         return f"{self._mark}.{secrets.token_hex(8)}"
 
     def mark_children(self) -> None:
-        """Mark all programs that this process starts after this call. Linux only."""
+        """Mark all programs that this process starts after this call."""
         with self._lock:
             if self._process is None:
                 self._start()

@@ -18,7 +18,6 @@ import re
 import shutil
 import socket
 import stat
-import sys
 import tempfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -336,25 +335,16 @@ def _move_into_place(temporary: Path, final: Path) -> None:
     if not final.exists():
         temporary.rename(final)
     elif not _exchange(temporary, final):
-        # The system cannot exchange two names, so `final` does not exist between these two calls.
+        # The file system cannot exchange two names, so `final` does not exist between these two calls.
         remove_directory(final)
         temporary.rename(final)
 
 
 def _exchange(first: Path, second: Path) -> bool:
-    """Exchange the names of two paths atomically. Return False if the system cannot exchange names."""
+    """Exchange the names of two paths atomically. Return False if the file system cannot exchange names."""
     library = ctypes.CDLL(None, use_errno=True)
-    if sys.platform == "darwin":
-        rename_swap = 2
-        result = library.renamex_np(os.fsencode(first), os.fsencode(second), rename_swap)
-    elif hasattr(library, "renameat2"):
-        at_fdcwd, rename_exchange = -100, 2
-        result = library.renameat2(
-            at_fdcwd, os.fsencode(first), at_fdcwd, os.fsencode(second), rename_exchange
-        )
-    else:
-        return False
-    if result == 0:
+    at_fdcwd, rename_exchange = -100, 2
+    if library.renameat2(at_fdcwd, os.fsencode(first), at_fdcwd, os.fsencode(second), rename_exchange) == 0:
         return True
     number = ctypes.get_errno()
     if number in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,11 +39,9 @@ ACTIVE_STATES: frozenset[RunState] = frozenset({"starting", "running", "stopping
 def birth_time(pid: int) -> float:
     """Return the start time of a process. A later process with an equal pid has another start time.
 
-    On Linux, the time is in clock ticks since boot, which clock changes do not affect. On other systems, it
-    is in seconds since the epoch. Raise `psutil.NoSuchProcess` if the process does not exist.
+    The time is in clock ticks since boot, which clock changes do not affect. Raise `psutil.NoSuchProcess` if
+    the process does not exist.
     """
-    if sys.platform != "linux":
-        return float(psutil.Process(pid).create_time())
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2]
     except (FileNotFoundError, ProcessLookupError):

@@ -249,12 +249,11 @@ def unpack_samples(data: bytes) -> tuple[Sample, ...]:
     arrays = load(data)
     ends = np.cumsum(arrays["lengths"])[:-1]
     columns = {name: np.split(arrays[name], ends) for name in _DTYPES}
-    groups = arrays.get("groups", np.zeros(len(ends) + 1, np.int64))  # earlier versions wrote none
     return tuple(
         Sample(
             temperature=float(temperature), group=int(group), **{name: columns[name][i] for name in _DTYPES}
         )
-        for i, (temperature, group) in enumerate(zip(arrays["temperatures"], groups, strict=False))
+        for i, (temperature, group) in enumerate(zip(arrays["temperatures"], arrays["groups"], strict=True))
     )
 
 

@@ -33,8 +33,7 @@ def _connect(host: str, port: int, seconds: float) -> socket.socket:
         time.sleep(_RETRY_SECONDS)
     node.settimeout(None)
     node.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    if hasattr(socket, "TCP_USER_TIMEOUT"):
-        node.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _LOST_MILLISECONDS)
+    node.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _LOST_MILLISECONDS)
     return node
 
 

@@ -10,8 +10,6 @@ from tests.mcp.gateway.client import SERVER, Client, gateway
 
 from buckeye.base.process_guard import MARK_VARIABLE
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux only")
-
 
 @pytest.mark.parametrize("way", ["--preload", pytest.param("--no-preload", marks=pytest.mark.slow)])
 def test_gateway_forks_sessions_unless_disabled(tmp_path, way):

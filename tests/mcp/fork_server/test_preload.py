@@ -22,8 +22,6 @@ from buckeye.mcp.fork_server.pool import FORK_SERVERS, start_program
 from buckeye.mcp.fork_server.program import Program, python_script
 from buckeye.mcp.tasks.task_schema import StdioServer
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux only")
-
 PROGRAM = Path(__file__).with_name("program.py")
 
 

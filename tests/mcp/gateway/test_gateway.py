@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,7 +19,7 @@ from buckeye.mcp.sandbox.runtime import SandboxLimits
 
 pytestmark = pytest.mark.e2e
 
-HAS_NAMESPACES = sys.platform == "linux" and os.geteuid() == 0
+HAS_NAMESPACES = os.geteuid() == 0
 
 
 @pytest.fixture(scope="module")

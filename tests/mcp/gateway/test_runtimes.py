@@ -22,7 +22,7 @@ from buckeye.mcp.sandbox.runtime import RuntimeUnavailableError, SandboxLimits
 
 pytestmark = pytest.mark.e2e
 
-ROOT_ON_LINUX = sys.platform == "linux" and os.geteuid() == 0
+ROOT_ON_LINUX = os.geteuid() == 0
 needs_root = pytest.mark.skipif(not ROOT_ON_LINUX, reason="needs root on Linux")
 
 
@@ -60,9 +60,7 @@ def test_chroot_runtime_runs_image_without_daemon(tmp_path, wording):
 
 
 @needs_root
-@pytest.mark.skipif(
-    sys.platform == "linux" and not sandbox_support().namespaces, reason="already without namespaces"
-)
+@pytest.mark.skipif(not sandbox_support().namespaces, reason="already without namespaces")
 @pytest.mark.e2e
 def test_chroot_runtime_runs_image_without_namespaces(tmp_path):
     # rented containers allow neither namespaces nor mounts: drop the capability

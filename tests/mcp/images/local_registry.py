@@ -19,7 +19,7 @@ TEXT_2048 = ROOT / "environments" / "text_2048"
 NEEDED = ("docker-registry", "buildah", "ldd")
 
 needs_registry = pytest.mark.skipif(
-    sys.platform != "linux" or os.geteuid() != 0 or any(shutil.which(name) is None for name in NEEDED),
+    os.geteuid() != 0 or any(shutil.which(name) is None for name in NEEDED),
     reason="needs root on Linux and: apt-get install docker-registry buildah",
 )
 

@@ -389,7 +389,6 @@ def test_daemon_of_server_ends_with_server(marked):
     assert (outcome.error, said) == (None, ["left behind"])
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="control groups are of Linux")
 def test_grandchild_without_session_and_environment_ends_with_server(marked):
     probe = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     group = create_control_group(probe.pid)

@@ -8,7 +8,6 @@ import subprocess
 import sys
 
 import psutil
-import pytest
 from tests.mcp.gateway.client import gateway
 
 from buckeye.base.process import is_secret
@@ -22,7 +21,6 @@ PLANTED = {
         )
     )
 }  # fmt: skip
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="is about /proc")
 
 HOLDS = """
 import os, sys, time

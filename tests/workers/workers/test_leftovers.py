@@ -63,7 +63,6 @@ def marker():
         os.kill(pid, signal.SIGKILL)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not show the variables of a process")
 @pytest.mark.parametrize("ends", ["ends", "is killed"])
 @pytest.mark.parametrize("isolation", ["none", "process"])
 def test_children_of_grade_end_with_the_command(tmp_path, marker, isolation, ends):
@@ -75,7 +74,6 @@ def test_children_of_grade_end_with_the_command(tmp_path, marker, isolation, end
     assert_ends(marker)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not show the variables of a process")
 def test_children_of_grade_in_a_worker_end_with_the_worker(tmp_path, marker):
     path = tmp_path / "leaving.py"
     path.write_text(ENVIRONMENT.format(marker=marker))

@@ -35,7 +35,6 @@ from buckeye.run_files.directory import RUN_FILE
 from buckeye.run_files.known_runs import find_run
 from buckeye.run_files.record import ACTIVE_STATES, STATUS_FILE, read_record
 from buckeye.trainer.model.trainable import unpacked_reasons, untrainable_reasons
-from buckeye.transport.checkpoint import check_shard_format
 
 MODEL, TOKENIZER = "model", "tokenizer"
 MODEL_FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "tokenizer.model"]
@@ -486,7 +485,6 @@ def fetch_model(name: str, revision: str | None = None, *, at: str = "model.name
     need("torch", f"A model ({name})")
     path = find_model(name, revision)
     if path is not None:
-        check_shard_format(path.parent)
         return path
     if is_adapter(name):
         raise UsageError(

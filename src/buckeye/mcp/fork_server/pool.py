@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import socket
 import subprocess
 from collections import Counter
@@ -103,7 +102,7 @@ async def start_program(program: Program, *, name: str, preload: bool) -> Server
     """
     mark = GUARD.new_mark()
     program = replace(program, env={**program.env, MARK_VARIABLE: mark})
-    parent = _find_fork_server(program) if preload and hasattr(os, "pidfd_open") else None
+    parent = _find_fork_server(program) if preload else None
     if parent is not None and parent.is_ready():
         with contextlib.suppress(ForkError):  # `fork` has logged the reason
             forked = await parent.fork(program)

@@ -38,8 +38,6 @@ class ChrootRuntime:
     def __init__(self, limits: SandboxLimits, folder: Path) -> None:
         """Raise RuntimeUnavailableError if this user can neither create namespaces nor call chroot."""
         self._support = sandbox_support()
-        if sys.platform != "linux":
-            raise RuntimeUnavailableError("chroot requires Linux")
         if not self._support.namespaces and os.geteuid() != 0:
             raise RuntimeUnavailableError(f"chroot requires root or user namespaces: {self._support.reason}")
         if not limits.network and not self._support.namespaces:

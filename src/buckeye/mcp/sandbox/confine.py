@@ -164,7 +164,7 @@ def _set_limits(spec: Mapping[str, Any]) -> str | None:
     _set_limit(resource.RLIMIT_NOFILE, _OPEN_FILES)
     if limits["memory"] is not None:
         _set_limit(resource.RLIMIT_DATA, limits["memory"])
-    if group is None and sys.platform == "linux":
+    if group is None:
         user = os.getuid() if spec["user"] is None else spec["user"]
         _set_limit(resource.RLIMIT_NPROC, _count_processes(user) + limits["processes"])
     return group
@@ -273,8 +273,7 @@ def _enter_root(spec: Mapping[str, Any]) -> None:
         os.setresgid(spec["user"], spec["user"], spec["user"])
         os.setresuid(spec["user"], spec["user"], spec["user"])
         _die_with_parent()  # the kernel clears this setting when the user changes
-    if sys.platform == "linux":
-        _drop_capabilities(_FILE_CAPABILITIES if os.geteuid() == 0 else 0)
+    _drop_capabilities(_FILE_CAPABILITIES if os.geteuid() == 0 else 0)
     os.umask(0o022)
     try:
         os.chdir(spec["cwd"])
@@ -325,8 +324,7 @@ def _die_with_parent() -> None:
 
     This is a copy, because an interpreter without Buckeye runs this file.
     """
-    if sys.platform == "linux":
-        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def _last_error(failed: str) -> OSError:

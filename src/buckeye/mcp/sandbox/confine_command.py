@@ -60,9 +60,8 @@ class RootFilesystem:
 @functools.cache
 def sandbox_support() -> SandboxSupport:
     """Detect the isolation that this machine supports, once per process."""
-    if sys.platform != "linux" or not _bubblewrap():
-        reason = "not Linux" if sys.platform != "linux" else "bubblewrap is not installed"
-        return SandboxSupport(namespaces=False, overlay=False, reason=reason)
+    if not _bubblewrap():
+        return SandboxSupport(namespaces=False, overlay=False, reason="bubblewrap is not installed")
     support = SandboxSupport(namespaces=True, overlay=False, reason="")
     argv = confine_argv(["/bin/true"], limits=SandboxLimits(), sandbox_support=support, cwd=Path("/"))
     reason = _find_failure(argv)

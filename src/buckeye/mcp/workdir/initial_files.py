@@ -178,7 +178,7 @@ def _copy_file(source: Path, target: Path) -> int:
             remaining = status.st_size
             while remaining and (copied := os.copy_file_range(reader.fileno(), writer.fileno(), remaining)):
                 remaining -= copied
-        except (OSError, AttributeError):  # not supported between these file systems, or not on Linux
+        except OSError:  # not supported between these file systems
             reader.seek(0)
             writer.seek(0)
             shutil.copyfileobj(reader, writer)

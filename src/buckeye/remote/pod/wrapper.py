@@ -122,9 +122,8 @@ def _run(
 
 
 def _end_with_parent() -> None:
-    """Let Linux send SIGTERM to the job when its parent dies, so that the job can write a checkpoint."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGTERM, 0, 0, 0)
+    """Let the kernel send SIGTERM to the job when its parent dies, so that the job can write a checkpoint."""
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM, 0, 0, 0)
 
 
 if __name__ == "__main__":

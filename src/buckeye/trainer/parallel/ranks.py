@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import secrets
 import socket
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -150,7 +149,7 @@ def join_ranks(device: torch.device, model: ModelConfig, *, timeout_seconds: flo
     if device.type == "cuda":
         torch.cuda.set_device(device)  # NCCL, shards and kernels use the current device
     if world_size > 1:
-        if os.environ.get("MASTER_ADDR") == "127.0.0.1" and sys.platform == "linux":
+        if os.environ.get("MASTER_ADDR") == "127.0.0.1":
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # else gloo looks up this host's name
         timeout = timedelta(seconds=timeout_seconds)
         dist.init_process_group(

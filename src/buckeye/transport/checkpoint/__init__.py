@@ -235,21 +235,8 @@ def verify_checkpoint(info: CheckpointInfo, *, share: int = 0, shares: int = 1) 
 
 
 def trainer_state_directory(info: CheckpointInfo) -> Path:
-    """Return the directory with the trainer's files. Raise `CheckpointError` for an old format."""
-    state = info.path / "trainer"
-    check_shard_format(state)
-    return state
-
-
-def check_shard_format(state: Path) -> None:
-    """Raise `CheckpointError` if the directory `state` has the shard format of an earlier Buckeye."""
-    if state.name == "trainer" and (state / "shards").is_dir():
-        raise CheckpointError(
-            f"{state.parent} has the sharded format of an earlier version (trainer/shards/)",
-            code="BK-CHECKPOINT-MISMATCH",
-            hint="start a new run from the weights of that step, if they still exist: "
-            f"--model.name {state.parents[2] / 'weights' / state.parent.name}",
-        )
+    """Return the directory with the trainer's files."""
+    return info.path / "trainer"
 
 
 def read_orchestrator_state(info: CheckpointInfo) -> dict[str, Any]:

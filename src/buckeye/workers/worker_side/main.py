@@ -96,7 +96,7 @@ class WorkerSide:
             self._link.send({"type": "hello", "protocol": protocol, "python": version, "pid": self._pid})
         elif kind == "ping":
             blocked_seconds = round(max(0.0, time.monotonic() - self._last_pulse - _LOOP_PULSE), 3)
-            self._link.send({"type": "pong", "still": blocked_seconds, "running": len(self._running)})
+            self._link.send({"type": "pong", "still": blocked_seconds})
         else:
             self._loop.call_soon_threadsafe(self._begin, frame)
 
@@ -107,9 +107,6 @@ class WorkerSide:
         if kind == "cancel":
             if task := self._running.get(frame["id"]):
                 task.cancel()
-        elif kind == "release":
-            with contextlib.suppress(Exception):  # a failure only leaks memory
-                getattr(self._adapter, "release", lambda handles: None)(frame["handles"])
         elif kind == "close":
             self._track(-1, self._close())
         elif isinstance(number, int):
@@ -266,13 +263,11 @@ def _print_traceback(raised: BaseException) -> None:
 
 
 def _end_with_parent(parent: int) -> None:
-    """Make Linux kill this process when its parent ends. On other systems, the closed connection ends it.
+    """Make the kernel kill this process when its parent ends.
 
     Buckeye has a function for this, but this interpreter may lack Buckeye.
     """
-    if sys.platform == "linux":
-        with contextlib.suppress(OSError, AttributeError):
-            ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGKILL, 0, 0, 0)
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)
 

@@ -11,7 +11,6 @@ import ctypes
 import os
 import runpy
 import signal
-import sys
 
 _SERVER = "vllm.entrypoints.openai.api_server"
 _PARENT = "BUCKEYE_VLLM_PARENT"
@@ -23,8 +22,7 @@ def _die_with_parent() -> None:
 
     This is a copy of a function in `buckeye.base.process`, because vLLM's environment may not have Buckeye.
     """
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != int(os.environ[_PARENT]):
         os._exit(1)  # the parent ended before prctl
     os.environ[_PARENT] = str(os.getpid())  # child processes of this process read it

@@ -89,14 +89,13 @@ async def _tail(stream: asyncio.StreamReader, tails: bytearray) -> None:
         del tails[:-_TAIL_BYTES]
 
 
-_libc = ctypes.CDLL(None) if os.uname().sysname == "Linux" else None
+_libc = ctypes.CDLL(None)
 
 
 def start_process_group() -> None:
-    """Put the child into its own process group. Linux kills the child when this process ends.
+    """Put the child into its own process group. The kernel kills the child when this process ends.
 
     Buckeye has a function for this, but this interpreter may lack Buckeye.
     """
     os.setpgrp()
-    if _libc is not None:
-        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
