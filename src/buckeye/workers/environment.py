@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 import weakref
 import zlib
 from collections import defaultdict
@@ -25,7 +24,6 @@ from buckeye.workers.worker_loop import worker_loop
 
 _ISOLATION_SECONDS = 120.0  # 30 s to check tools, 20 s to compare rollouts, the rest to start and end servers
 _USER_ERRORS = ("AdapterError", "UsageError")  # their messages have the problem and the fix
-_ABANDONED_AFTER = 4  # times `rollout_timeout`, to allow for retries
 
 
 def open_worker_environment(
@@ -154,28 +152,9 @@ class WorkerEnvironment:
 class GroupWorkerEnvironment(WorkerEnvironment):
     """Environment whose rewards depend on the other rollouts of the same task."""
 
-    def __init__(self, pool: WorkerPool, info: Mapping[str, Any]) -> None:
-        super().__init__(pool, info)
-        self._pending: dict[str, float] = {}  # start times on the monotonic clock, oldest first
-
     async def rollout_in_group(self, task: Task, policy: Policy) -> Outcome:
         """Run one rollout. Unless it fails, its outcome is `pending` until `finish_group` adds the reward."""
-        outcome = await self._run_rollout(task, policy, in_group=True)
-        if outcome.pending is not None:
-            self._pending[outcome.pending] = time.monotonic()
-        self._forget_abandoned()
-        return outcome
-
-    def _forget_abandoned(self) -> None:
-        """Make workers release the rollouts of cancelled groups.
-
-        A group counts as cancelled if a rollout has waited for its reward much longer than the rollout
-        timeout.
-        """
-        oldest = time.monotonic() - _ABANDONED_AFTER * self._pool.settings.rollout_timeout
-        for pending in [name for name, since in self._pending.items() if since < oldest]:
-            del self._pending[pending]
-            worker_loop().submit(self._pool.release(_worker_serial(pending), pending.partition("/")[2]))
+        return await self._run_rollout(task, policy, in_group=True)
 
     async def finish_group(self, task: Task, outcomes: Sequence[Outcome]) -> Sequence[Outcome]:
         """Return the outcomes with their rewards, in the given order.
@@ -186,8 +165,7 @@ class GroupWorkerEnvironment(WorkerEnvironment):
         indices_by_worker: dict[int, list[int]] = defaultdict(list)
         for index, outcome in enumerate(outcomes):
             if outcome.pending is not None:
-                self._pending.pop(outcome.pending, None)
-                indices_by_worker[_worker_serial(outcome.pending)].append(index)
+                indices_by_worker[int(outcome.pending.partition("/")[0])].append(index)
         for serial, indices in indices_by_worker.items():
             scored = await self._score(task, serial, [outcomes[index] for index in indices])
             for index, outcome in zip(indices, scored, strict=True):
@@ -260,10 +238,6 @@ def _to_error(fault: BoundaryError, message: str, *, code: str, hint: str | None
         return UsageError(message, code=code, hint=hint)
     kind = BuckeyeError if fault.is_transient else UsageError
     return kind(message, code="BK-ENV-WORKER", hint=hint)
-
-
-def _worker_serial(pending: str) -> int:
-    return int(pending.partition("/")[0])
 
 
 def _failed_outcome(fault: BoundaryError, variables: Sequence[str], *secrets: str) -> Outcome:

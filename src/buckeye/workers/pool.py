@@ -138,12 +138,6 @@ class WorkerPool:
             )
         return response
 
-    async def release(self, serial: int, handle: str) -> None:
-        """Make the worker `serial` release a rollout that it keeps for group scoring."""
-        for worker in self._workers():
-            if worker.serial == serial:
-                worker.post_release([handle])
-
     def pids(self) -> list[int]:
         """Return the process ids of the workers."""
         return [worker.pid for worker in self._workers()]

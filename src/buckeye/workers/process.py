@@ -170,10 +170,6 @@ class WorkerProcess:
             if pending.response.done():
                 self._pending.pop(number, None)
 
-    def post_release(self, handles: list[str]) -> None:
-        """Tell the worker that these rollouts will not be scored as a group."""
-        self._post({"type": "release", "handles": handles})
-
     async def close(self, *, grace: float | None = None) -> None:
         """Ask the worker to end. After `grace` seconds (None: `close_timeout`), kill it and its children."""
         self._closing = True

@@ -91,7 +91,7 @@ def test_gymnasium_observations_and_actions_without_rendering():
 def test_an_error_of_the_environment_has_no_reward(name, boundary, told, monkeypatch):
     adapter = gym(name)
     if boundary == "reset":
-        monkeypatch.setattr(adapter, "_task", lambda seed: {"data": {"seed": seed}})
+        monkeypatch.setattr(adapter, "task_messages", lambda seed: [])
     fake_gyms.closed.clear()
     outcome, _ = play(adapter, ["on"], task=1)
     assert (outcome["reward"], outcome["error"]["boundary"]) == (None, boundary)

@@ -134,10 +134,6 @@ class Rogue:
         best = max(self._kept[handle] for handle in handles)
         return [{"reward": float(self._kept.pop(handle) == best)} for handle in handles]
 
-    def release(self, handles):
-        for handle in handles:
-            del self._kept[handle]
-
     async def close(self):
         if "farewell" in self._args:
             await asyncio.sleep(0.5)
@@ -150,9 +146,6 @@ class Rogue:
 
     def _environ(self, task, endpoint, context):
         raise RuntimeError(json.dumps(dict(os.environ)))
-
-    def _kept_now(self, task, endpoint, context):
-        raise RuntimeError(f"{len(self._kept)} are kept")
 
     def _raises(self, task, endpoint, context):
         raise RuntimeError("this is not how it is done")

@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-import time
 
 import pytest
 from tests.orchestrator.fakes import make_runner
@@ -57,16 +56,6 @@ def test_a_group_whose_worker_has_ended_is_an_error(grouped):
         os.kill(pid, signal.SIGKILL)
     finished = finish(grouped, rogue("good"), outcomes)
     assert [(outcome.reward, outcome.boundary) for outcome in finished] == [(None, "worker")] * 2
-
-
-@pytest.mark.slow
-def test_rollouts_of_an_abandoned_group_are_released(opened):
-    environment = opened({"group": True}, rollout_timeout=0.1)
-    play_in_group(environment, rogue("good"), 3)
-    assert play(environment, "kept_now")[0].error.count("3 are kept") == 1
-    time.sleep(1.0)
-    play_in_group(environment, rogue("good"), 1)
-    assert play(environment, "kept_now")[0].error.count("1 are kept") == 1
 
 
 class Ranked:

@@ -1,9 +1,9 @@
 """Messages between Buckeye and a worker: JSON objects, each preceded by its length (4 bytes, big-endian).
 
-Buckeye sends `hello`, `load`, `tasks`, `rollout`, `score_group`, `isolation`, `release`, `cancel`, `ping` and
-`close`. A worker replies to `hello` with `hello` and to `ping` with `pong`. `cancel`, `release` and `close`
-have no response. The worker replies to every other message with one `result` or `error`, which repeats the
-`id` of the request. Before the `result` of `tasks`, it sends any number of `page` messages.
+Buckeye sends `hello`, `load`, `tasks`, `rollout`, `score_group`, `isolation`, `cancel`, `ping` and `close`.
+A worker replies to `hello` with `hello` and to `ping` with `pong`. `cancel` and `close` have no response. The
+worker replies to every other message with one `result` or `error`, which repeats the `id` of the request.
+Before the `result` of `tasks`, it sends any number of `page` messages.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -55,6 +55,38 @@ class Adapter(Protocol):
     async def close(self) -> None:
         """Release the environment's resources."""
         return
+
+
+class SeededAdapter(Adapter):
+    """Adapter whose tasks are seeds. The eval seeds follow the train seeds."""
+
+    def __init__(self, name: str, args: Json) -> None:
+        first, train, held_out = (
+            int(args.get(argument, default))
+            for argument, default in (("seed", 0), ("num_tasks", 1000), ("num_eval", 100))
+        )
+        self.name, self.first_seed = name, first
+        self._seeds = {
+            "train": range(first, first + train),
+            "eval": range(first + train, first + train + held_out),
+        }
+
+    def info(self) -> Json:
+        return {"name": self.name, "splits": list(self._seeds)}
+
+    def tasks(self, split: str) -> Iterator[Json]:
+        return (
+            {
+                "id": f"seed-{seed}",
+                "messages": self.task_messages(seed),
+                "data": {"seed": seed, "start": f"seed {seed}"},
+            }
+            for seed in self._seeds[split]
+        )
+
+    def task_messages(self, seed: int) -> list[Json]:
+        """Return the first messages of the task with this seed."""
+        raise NotImplementedError
 
 
 def scored(reward: float, *, components: Mapping[str, float], stop_reason: str) -> Json:

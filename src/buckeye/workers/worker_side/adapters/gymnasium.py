@@ -10,10 +10,10 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from .base import Adapter, AdapterError, Json, first_messages, suggest_name
+from .base import AdapterError, Json, SeededAdapter, first_messages, suggest_name
 from .episodes import Step, run_episode
 
 PREFIX = "gymnasium/"
@@ -48,11 +48,12 @@ _KNOWN: dict[str, tuple[str, Callable[[Any, Any], str]]] = {
 """Names of the actions, and a text about an observation, by the class of the environment."""
 
 
-class Gymnasium(Adapter):
-    """One registered environment. The eval seeds follow the train seeds."""
+class Gymnasium(SeededAdapter):
+    """One registered environment."""
 
     def __init__(self, env_id: str, args: Json) -> None:
-        self._env_id, self._name = env_id, env_id.removeprefix(PREFIX)
+        super().__init__(env_id, args)
+        self._name = env_id.removeprefix(PREFIX)
         self._library = importlib.import_module("gymnasium")
         module, _, name = self._name.rpartition(":")
         if module:
@@ -69,9 +70,8 @@ class Gymnasium(Adapter):
         self._mode: Json = {}
         self._system = ""
         self._about: Callable[[Any, Any], str] | None = None
-        first = int(args.get("seed", 0))
         try:
-            env, messages = self.reset(first)
+            env, messages = self.reset(self.first_seed)
         except Exception as error:
             raise AdapterError(
                 f"cannot make {env_id} with {self._settings}: {type(error).__name__}: {error}"
@@ -88,25 +88,15 @@ class Gymnasium(Adapter):
         prompt = str(args.get("system_prompt", _documentation(env.unwrapped, sections)))
         self._system = "\n\n".join(filter(None, [prompt, self.actions.form]))
         env.close()
-        train = int(args.get("num_tasks", 1000))
-        self._seeds = {"train": range(first, first + train)}
-        self._seeds["eval"] = range(first + train, first + train + int(args.get("num_eval", 100)))
 
     def _make(self) -> Any:
         settings = {"max_episode_steps": self.max_steps, "disable_env_checker": True, **self._mode}
         return self._library.make(self._name, **settings, **self._settings)
 
-    def info(self) -> Json:
-        return {"name": self._env_id, "splits": list(self._seeds)}
-
-    def tasks(self, split: str) -> Iterator[Json]:
-        return (self._task(seed) for seed in self._seeds[split])
-
-    def _task(self, seed: int) -> Json:
+    def task_messages(self, seed: int) -> list[Json]:
         env, messages = self.reset(seed)
         env.close()
-        data = {"seed": seed, "start": f"seed {seed}"}
-        return {"id": f"seed-{seed}", "messages": messages, "data": data}
+        return messages
 
     def reset(self, seed: int) -> tuple[Any, list[Json]]:
         """Return a new environment that starts with a seed, and the first messages."""

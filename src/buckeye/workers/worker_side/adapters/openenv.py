@@ -18,10 +18,10 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from .base import Adapter, AdapterError, Json, check_arguments, first_messages
+from .base import AdapterError, Json, SeededAdapter, check_arguments, first_messages
 from .episodes import Step, run_episode
 from .programs import start_process_group
 
@@ -37,12 +37,12 @@ _CLOSE_SECONDS = 10.0
 _END_SECONDS = 5.0
 
 
-class OpenEnv(Adapter):
-    """One server. A task is a seed, which the server gets at the reset."""
+class OpenEnv(SeededAdapter):
+    """One server, which gets the seed of a task at the reset."""
 
     def __init__(self, env_id: str, args: Json) -> None:
         check_arguments(env_id, args, OWN_ARGUMENTS)
-        self._env_id = env_id
+        super().__init__(env_id, args)
         self.connect = importlib.import_module("websockets.asyncio.client").connect
         self.max_steps, self.options = int(args.get("max_steps", 100)), dict(args.get("reset", {}))
         self._process: subprocess.Popen[bytes] | None = None
@@ -60,9 +60,6 @@ class OpenEnv(Adapter):
         self.field = _text_field(self.action)
         form = "" if self.field else f"Reply with a JSON object of this schema: {json.dumps(self.action)}"
         self._system = "\n\n".join(filter(None, [str(args.get("system_prompt", "")), form]))
-        train, first = int(args.get("num_tasks", 1000)), int(args.get("seed", 0))
-        self._seeds = {"train": range(first, first + train)}
-        self._seeds["eval"] = range(first + train, first + train + int(args.get("num_eval", 100)))
 
     @property
     def socket_url(self) -> str:
@@ -74,7 +71,7 @@ class OpenEnv(Adapter):
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        name = self._env_id.removeprefix(PREFIX)
+        name = self.name.removeprefix(PREFIX)
         command = [sys.executable, "-m", "uvicorn", name, "--host", "127.0.0.1", "--port", str(port)]
         self._process = subprocess.Popen(  # noqa: S603  the user names the module
             [*command, "--log-level", "warning"],
@@ -92,11 +89,9 @@ class OpenEnv(Adapter):
                 return
             except OSError as error:
                 if self._process is None or time.monotonic() > deadline:
-                    raise AdapterError(f"{self._env_id}: no server at {self._url}: {error}") from error
+                    raise AdapterError(f"{self.name}: no server at {self._url}: {error}") from error
             if self._process.poll() is not None:
-                raise AdapterError(
-                    f"{self._env_id}: the server ended with exit code {self._process.returncode}"
-                )
+                raise AdapterError(f"{self.name}: the server ended with exit code {self._process.returncode}")
             time.sleep(0.1)
 
     def _get(self, path: str) -> bytes:
@@ -113,18 +108,8 @@ class OpenEnv(Adapter):
         except subprocess.TimeoutExpired:
             os.killpg(self._process.pid, 9)
 
-    def info(self) -> Json:
-        return {"name": self._env_id, "splits": list(self._seeds)}
-
-    def tasks(self, split: str) -> Iterator[Json]:
-        return (
-            {
-                "id": f"seed-{seed}",
-                "messages": first_messages(self._system, None),
-                "data": {"seed": seed, "start": f"seed {seed}"},
-            }
-            for seed in self._seeds[split]
-        )
+    def task_messages(self, seed: int) -> list[Json]:
+        return first_messages(self._system, None)
 
     async def rollout(self, task: Json, endpoint: Json, context: Json) -> Json:
         return await run_episode(OpenEnvEpisode(self, task), endpoint)

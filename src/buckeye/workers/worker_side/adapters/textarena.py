@@ -13,14 +13,14 @@ conversations, which are not trained on.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
 
 from .base import (
-    Adapter,
     AdapterError,
     Json,
+    SeededAdapter,
     check_arguments,
     failed,
+    first_messages,
     raised,
     scored,
     suggest_name,
@@ -38,10 +38,11 @@ SYSTEM_PROMPT = (
 )
 
 
-class TextArena(Adapter):
-    """One game. The eval seeds follow the train seeds."""
+class TextArena(SeededAdapter):
+    """One game."""
 
     def __init__(self, env_id: str, args: Json) -> None:
+        super().__init__(env_id, args)
         self._game = env_id.removeprefix(PREFIX)
         self._library = importlib.import_module("textarena")
         registry = importlib.import_module("textarena.envs.registration").ENV_REGISTRY
@@ -53,15 +54,9 @@ class TextArena(Adapter):
         defaults = registry[self._game].kwargs
         check_arguments(env_id, args, {*defaults, *OWN_ARGUMENTS})
         self._settings = {name: value for name, value in args.items() if name not in OWN_ARGUMENTS}
-        train_count, eval_count = int(args.get("num_tasks", 1000)), int(args.get("num_eval", 100))
-        first = int(args.get("seed", 0))
-        self._seeds = {
-            "train": range(first, first + train_count),
-            "eval": range(first + train_count, first + train_count + eval_count),
-        }
         self._system = str(args.get("system_prompt", SYSTEM_PROMPT))
-        self._players = fewest_players(self._library, self._game, self._settings, first)
-        game = self._start_game(first)
+        self._players = fewest_players(self._library, self._game, self._settings, self.first_seed)
+        game = self._start_game(self.first_seed)
         self._seat = trained_seat(env_id, game.player_names, args, OPPONENTS)
         self._opponent = args.get("opponent")
         if self._opponent == "random":
@@ -75,33 +70,16 @@ class TextArena(Adapter):
     def _start_game(self, seed: int) -> TextArenaGame:
         return TextArenaGame(self._library, self._game, self._settings, seed, self._players)
 
-    def info(self) -> Json:
-        return {
-            "name": f"{PREFIX}{self._game}",
-            "splits": list(self._seeds),
-        }
-
-    def tasks(self, split: str) -> Iterator[Json]:
-        return (self._task(seed) for seed in self._seeds[split])
-
-    def _task(self, seed: int) -> Json:
-        """Return the task for a seed, with the game's opening in the messages."""
-        opening = {"role": "user", "content": self._start_game(seed).first_messages(self._seat)}
-        return {
-            "id": f"seed-{seed}",
-            "messages": [*self._instructions(), opening],
-            "data": {"seed": seed, "start": f"seed {seed}"},
-        }
-
-    def _instructions(self) -> list[Json]:
-        return [{"role": "system", "content": self._system}] if self._system else []
+    def task_messages(self, seed: int) -> list[Json]:
+        """Return the instructions, and the game's opening."""
+        return first_messages(self._system, self._start_game(seed).first_messages(self._seat))
 
     async def rollout(self, task: Json, endpoint: Json, context: Json) -> Json:
         try:
             game = self._start_game(task["data"]["seed"])
         except Exception as error:
             return raised("reset", error)
-        conversations = [self._instructions() for _ in game.player_names]
+        conversations = [first_messages(self._system, None) for _ in game.player_names]
         turns = 0
         over = False
         while not over:
