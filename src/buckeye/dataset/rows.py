@@ -7,7 +7,7 @@ import io
 import json
 import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,6 @@ _SPLIT_WORDS = {
     "validation": ("validation", "valid", "val", "dev"),
 }
 _METADATA_FILES = ("dataset_infos.json", "info.json")
-_WHITE_SPACE = re.compile(r"[ \t\r\n]*")
 _DELIMITERS = ",;\t|"
 
 
@@ -221,14 +220,13 @@ def _object_row(value: Any, at: str) -> Row:
 
 def _json_rows(text: str, path: Path) -> dict[str | None, Sequence[Row]]:
     """Return the rows of a JSON text by split. The text is a list of rows, a row, or an object of lists."""
-    start = _skip(text, 0)
     try:
-        if text[start] == "[":
-            return {None: [_object_row(value, f"{path}:{line}") for value, line in _list_items(text, start)]}
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
         place = f":{error.lineno}:{error.colno}" if isinstance(error, json.JSONDecodeError) else ""
         raise row_error(f"not JSON: {_reason(error)}", f"{path}{place}") from None
+    if isinstance(value, list):
+        return {None: [_object_row(item, f"{path}: row {number}") for number, item in enumerate(value, 1)]}
     if not isinstance(value, dict):
         raise row_error("expected a list of objects", str(path), 'write [{"prompt": "..."}, ...]')
     if "messages" in value or not any(isinstance(part, list | dict) for part in value.values()):
@@ -257,31 +255,6 @@ def _rows_of_object(value: Mapping[str, Any], path: Path) -> dict[str | None, Se
         raise row_error("the lists of the columns differ in length", str(path), "give each row every column")
     columns = [dict(zip(value, row, strict=True)) for row in zip(*value.values(), strict=True)]
     return {None: [Row(row, f"{path}: row {number}") for number, row in enumerate(columns, 1)]}
-
-
-def _list_items(text: str, start: int) -> Iterator[tuple[Any, int]]:
-    """Yield the items of the list at `start`, with their lines. Raises JSONDecodeError."""
-    decoder = json.JSONDecoder()
-    at, line, counted_to = _skip(text, start + 1), 1, 0
-    while text[at : at + 1] != "]":
-        line, counted_to = line + text.count("\n", counted_to, at), at
-        value, at = decoder.raw_decode(text, at)
-        yield value, line
-        at = _skip(text, at)
-        if text[at : at + 1] == ",":
-            at = _skip(text, at + 1)
-            if text[at : at + 1] == "]":
-                raise json.JSONDecodeError("a comma before the end of the list", text, at)
-        elif text[at : at + 1] != "]":
-            raise json.JSONDecodeError("expected a comma or the end of the list", text, at)
-    if (end := _skip(text, at + 1)) != len(text):
-        raise json.JSONDecodeError("text after the end of the list", text, end)
-
-
-def _skip(text: str, at: int) -> int:
-    match = _WHITE_SPACE.match(text, at)
-    assert match is not None
-    return match.end()
 
 
 def _csv_rows(text: str, path: Path) -> list[Row]:
