@@ -173,7 +173,7 @@ class World:
         ]
         file, folder = self.project / f"{name}.json", self.project / f"data-{name}"
         file.write_text(json.dumps(tasks))
-        write_dataset(folder, "tasks", {"train": read_tasks(file)}, replace=False)
+        write_dataset(folder, "tasks", {"train": read_tasks(file)})
         files = {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
         self.hub.files[f"{HUB}-{name}"] = files
         self.trusted.append(collect_task_resources(read_tasks(file)).digest)

@@ -231,11 +231,12 @@ UNSOLVED = "error: No solution found when resolving dependencies\n  cause: a is 
 def packages(monkeypatch, *answers, environments=(), backend="torch"):
     """Return the states of the checks and the requests to uv, if uv gives these answers in order."""
     asked, left = [], list(answers)
+    monkeypatch.setattr(start_check, "find_uv", lambda: "uv")
     monkeypatch.setattr(start_check, "_compile", lambda uv, *given: asked.append(given) or left.pop(0))
     Path("run.toml").write_text(f'{Path("run.toml").read_text()}backend = "{backend}"\n')
     project = read_project(Path("run.toml"), resume=False)
     object.__setattr__(project, "environments", tuple(environments))
-    return [check.state for check in package_checks(project, "uv")], asked
+    return [check.state for check in package_checks(project)], asked
 
 
 @pytest.mark.parametrize(
@@ -362,7 +363,7 @@ def read_home():
 
 
 def spoil_dataset():
-    write_dataset(Path("data"), "tasks", {"train": read_tasks(Path("tasks.json"))}, replace=False)
+    write_dataset(Path("data"), "tasks", {"train": read_tasks(Path("tasks.json"))})
     (file,) = Path("data").rglob("*.parquet")
     file.write_bytes(file.read_bytes()[:-20])
     write(args=MCP.replace("tasks.json", "data"))

@@ -24,7 +24,7 @@ BASE = {"mcp", "model"}
 def config(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     fill(tmp_path)
-    write_dataset(tmp_path / "folder", "tasks", {"train": read_tasks(tmp_path / "tasks.json")}, replace=False)
+    write_dataset(tmp_path / "folder", "tasks", {"train": read_tasks(tmp_path / "tasks.json")})
     graded = {**task(0), "grade": MATH}
     del graded["evaluate_tool"]
     (tmp_path / "math.json").write_text(json.dumps([graded]))

@@ -90,7 +90,7 @@ def _write_and_push(
     with tempfile.TemporaryDirectory(prefix="buckeye-hf-") as temporary:
         target = folder or Path(temporary, "dataset")
         try:
-            write_dataset(target, name, splits, replace=True)
+            write_dataset(target, name, splits)
         except (PermissionError, NotADirectoryError, FileExistsError) as error:
             raise write_error(target, error, hint="Name another folder with -o") from None
         if files := describe_archives(target):

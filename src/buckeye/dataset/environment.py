@@ -18,6 +18,7 @@ from buckeye.dataset.prompts import Prompts, read_prompts
 from buckeye.dataset.rows import EVAL, TRAIN
 from buckeye.envs.base import Outcome, Policy, Reply, Task
 from buckeye.envs.outcome_validation import error_outcome, outcome_of_exception
+from buckeye.envs.single_turn import FixedTasks
 from buckeye.envs.stdlib_only.outcomes import OutcomeError
 from buckeye.errors import THIRD_PARTY_ERRORS, UsageError
 from buckeye.mcp.grading.judge import GraderVerdict
@@ -141,7 +142,7 @@ class WeightedReward:
     weight: float
 
 
-class DatasetEnvironment:
+class DatasetEnvironment(FixedTasks):
     """Environment where the policy replies once to each prompt, and rewards score the reply."""
 
     turns = 1
@@ -152,25 +153,13 @@ class DatasetEnvironment:
     def __init__(
         self, name: str, splits: Mapping[str, Sequence[Task]], rewards: Sequence[WeightedReward]
     ) -> None:
-        self.name = name
-        self._splits = splits
+        super().__init__(name, splits)
         self._rewards = rewards
 
     @property
     def has_own_scale(self) -> bool:
         """True unless a right answer has the reward 1, and a wrong one 0."""
         return [type(part.reward) for part in self._rewards] != [AnswerReward] or self._rewards[0].weight != 1
-
-    @property
-    def splits(self) -> tuple[str, ...]:
-        """Names of the splits."""
-        return tuple(self._splits)
-
-    def tasks(self, split: str) -> Sequence[Task]:
-        """Return the tasks of a split. Raises KeyError for an unknown split."""
-        if split not in self._splits:
-            raise KeyError(f"{self.name} has no split {split!r}; it has {', '.join(self._splits)}")
-        return self._splits[split]
 
     async def rollout(self, task: Task, policy: Policy) -> Outcome:
         """Call the policy once and grade its reply."""

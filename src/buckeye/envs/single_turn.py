@@ -1,4 +1,4 @@
-"""Base class of environments whose rollouts have one reply."""
+"""Base classes of environments with given tasks, and with one reply per rollout."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from buckeye.envs.base import Outcome, Policy, Reply, Task
 
 
-class SingleTurnEnvironment(ABC):
-    """Environment that calls the policy once per rollout. Subclasses implement `grade` for the reply."""
+class FixedTasks:
+    """Environment whose tasks are given by split."""
 
     def __init__(self, name: str, splits: Mapping[str, Sequence[Task]]) -> None:
         self.name = name
@@ -25,6 +25,10 @@ class SingleTurnEnvironment(ABC):
         if split not in self._splits:
             raise KeyError(f"{self.name} has no split {split!r}; it has {', '.join(self._splits)}")
         return self._splits[split]
+
+
+class SingleTurnEnvironment(FixedTasks, ABC):
+    """Environment that calls the policy once per rollout. Subclasses implement `grade` for the reply."""
 
     @abstractmethod
     def grade(self, task: Task, reply: Reply) -> Outcome:

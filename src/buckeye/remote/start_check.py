@@ -180,14 +180,14 @@ def _started(start: StartInputs, folder: Path, env: dict[str, str]) -> list[Chec
     return checks
 
 
-def package_checks(project: Project, uv: str | None = None) -> Iterator[Check]:
+def package_checks(project: Project) -> Iterator[Check]:
     """Check that all packages exist for the platform of the remote machine, without a download.
 
     One check covers the packages in Buckeye's venv: those of Buckeye and of the RL environments installed
     there. Each RL environment with a separate venv has a separate check. Only failed and skipped checks are
     yielded.
     """
-    uv = uv or find_uv()
+    uv = find_uv()
     if uv is None:
         yield skipped(_PACKAGES, "cannot check them without uv", "pip install uv")
         return

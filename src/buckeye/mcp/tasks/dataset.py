@@ -39,15 +39,14 @@ _EVAL_PREFIXES = (TEST, "eval", "validation")
 _SIZES = ((1_000, "n<1K"), (10_000, "1K<n<10K"), (100_000, "10K<n<100K"), (1_000_000, "100K<n<1M"))
 
 
-def write_dataset(folder: Path, name: str, splits: Mapping[str, Sequence[McpTask]], *, replace: bool) -> None:
+def write_dataset(folder: Path, name: str, splits: Mapping[str, Sequence[McpTask]]) -> None:
     """Write a dataset's folder atomically. Pack the `files` of tasks into archives.
 
-    Raises UsageError if pyarrow is not installed or if files cannot be packed, and FileExistsError if the
-    folder exists and `replace` is False.
+    Replace an existing folder. Raises UsageError if pyarrow is not installed or if files cannot be packed.
     """
     pyarrow, parquet = _pyarrow()
     all_tasks = [task for tasks in splits.values() for task in tasks]
-    extra = [name for name in (GRADE, FILES) if any(getattr(task, name) is not None for task in all_tasks)]
+    extra = [name for name in (GRADE, FILES) if any(getattr(task, name) for task in all_tasks)]
     columns = [*COLUMNS, *extra]
     schema = pyarrow.schema([(column, pyarrow.string()) for column in columns])
 
@@ -61,7 +60,7 @@ def write_dataset(folder: Path, name: str, splits: Mapping[str, Sequence[McpTask
         card = dataset_card(name, splits, describe_archives(temporary))
         (temporary / CARD).write_text(card, encoding="utf-8")
 
-    write_directory(folder, fill, replace=replace)
+    write_directory(folder, fill, replace=True)
 
 
 def _pack_archives(tasks: Sequence[McpTask], folder: Path) -> dict[str | None, str]:
@@ -318,7 +317,7 @@ def _images(server: HttpServer) -> list[str]:
 
 
 def _list_graders(task: McpTask) -> list[str]:
-    return [call.name for call in task.evaluate_tool] + [f"grade.{grader.name}" for grader in task.graders]
+    return [call.name for call in task.evaluate_tool] + [f"grade.{grader.name}" for grader in task.grade]
 
 
 def _list_servers(tasks: Sequence[McpTask]) -> list[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-import math
 import random
 import re
 import sys
@@ -104,12 +103,7 @@ class TextArenaGame:
         rewards, infos = self._env.close()
         if not rewards or player not in rewards:
             return failed("score", "NoReward", "the game ended without a reward")
-        try:
-            reward = float(rewards[player])
-        except (TypeError, ValueError):
-            return failed("score", "NoNumber", f"the game's reward is {rewards[player]!r}, not a number")
-        if not math.isfinite(reward):
-            return failed("score", "NotFinite", f"the game's reward is {reward}, which is not finite")
+        reward = float(rewards[player])
         illegal = {
             number for number in range(len(self.player_names)) if infos.get(number, {}).get("invalid_move")
         }
