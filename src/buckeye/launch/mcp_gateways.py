@@ -169,9 +169,7 @@ def task_files(environments: Sequence[EnvConfig]) -> list[Path]:
     UsageError if a task file or a configuration cannot be read.
     """
     sources = _local_sources(environments)
-    functions = [
-        grader.python for source in sources for grader in source.graders if grader.python is not None
-    ]
+    functions = [grader.python for source in sources for grader in source.grade if grader.python is not None]
     files = [source.files for source in sources] + [function.rpartition(":")[0] for function in functions]
     return [Path(name) for name in dict.fromkeys(filter(None, files))]
 
@@ -185,7 +183,7 @@ def mcp_extras(environments: Sequence[EnvConfig]) -> set[str]:
     extras = {"mcp"} if datasets or _argument_values(environments, "config_path") else set[str]()
     if any(not path.exists() or is_dataset(path) for path in datasets):
         extras.add("hub")
-    if any(needs_math(grader) for source in _local_sources(environments) for grader in source.graders):
+    if any(needs_math(grader) for source in _local_sources(environments) for grader in source.grade):
         extras.add("math")
     return extras
 

@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, ValidationError, model_validator
 
 from buckeye.config.problems import Problem, config_error
 from buckeye.config.settings import Layer, Location, Settings
 from buckeye.config.shared import BaseConfig, conflict
 from buckeye.config.validation import validate
 from buckeye.config.yaml_source import read_yaml
-from buckeye.mcp.actions.action_schema import Action, ActionTable, compile_actions
-from buckeye.mcp.grading.grader_parser import dump_graders, read_graders
-from buckeye.mcp.grading.schema import Grader
+from buckeye.mcp.actions.action_schema import ACTION_MAPPINGS, Action, ActionTable, compile_actions
+from buckeye.mcp.grading.grader_parser import Graders
+from buckeye.mcp.problems import collect_problems
 from buckeye.mcp.workdir.initial_files import resolve_files
 
 ReplyFormat = Literal["xml", "tools"]
 SeveralCalls = Literal["first", "error", "all"]
-_ACTIONS, _GRADE = "action_mappings", "grade"
+_GRADE = "grade"
 
 
 class JobConfig(BaseConfig):
@@ -133,7 +133,7 @@ class GymConfig(BaseConfig):
     """
     shared_state: bool = False
     """Allow training although rollouts share state: skip the isolation check."""
-    grade: Any = None
+    grade: Graders = []
     """Graders of all tasks: one grader or a list."""
     defaults: DefaultsConfig = DefaultsConfig()
     """Limits of a rollout."""
@@ -151,16 +151,8 @@ class GymConfig(BaseConfig):
         """Actions of `action_mappings`, and the action `done`. Raises ConfigError for an invalid action."""
         actions, problems = compile_actions(self.action_mappings)
         if problems:
-            raise config_error(_locate(problems, _ACTIONS, Settings()))
+            raise config_error(problems)
         return actions
-
-    @cached_property
-    def graders(self) -> Sequence[Grader]:
-        """Graders of `grade`. Raises ConfigError for an invalid grader."""
-        graders, problems = read_graders(self.grade)
-        if problems:
-            raise config_error(_locate(problems, _GRADE, Settings()))
-        return graders
 
 
 def load_gym_config(path: Path) -> GymConfig:
@@ -169,34 +161,30 @@ def load_gym_config(path: Path) -> GymConfig:
     Raises ConfigError with the file, line and key of every problem.
     """
     settings = read_yaml(path)
-    config, problems = validate(GymConfig, settings)
-    raw = settings.values.get(_ACTIONS)
+    problems = [problem for problem in validate(GymConfig, settings)[1] if problem.path[:1] != (_GRADE,)]
+    raw = settings.values.get(ACTION_MAPPINGS)
     _, action_problems = compile_actions(raw) if isinstance(raw, dict) else ({}, [])
-    graders, grader_problems = read_graders(settings.values.get(_GRADE), path.absolute().parent)
-    problems += _locate(action_problems, _ACTIONS, settings) + _locate(grader_problems, _GRADE, settings)
-    if config is None or problems:
+    problems += _locate(action_problems, settings)
+    try:
+        config = GymConfig.model_validate(settings.values, context={"folder": path.absolute().parent})
+    except ValidationError as error:
+        others = collect_problems(GymConfig, settings.values, error)
+        problems += _locate((problem for problem in others if problem.path[:1] == (_GRADE,)), settings)
+    if problems:
         file = Location(str(path), Layer.FILE)
         raise config_error(replace(problem, location=problem.location or file) for problem in problems)
-    config = config.model_copy(update={_GRADE: dump_graders(graders)}) if graders else config
     return resolve_files(config, path)
 
 
 def gym_schema() -> dict[str, Any]:
     """Return the JSON Schema (draft 2020-12) of the configuration file, for editors."""
     schema = GymConfig.model_json_schema()
-    for part in (Grader, ActionTable):
-        part_schema = part.model_json_schema()
-        schema["$defs"] |= part_schema.pop("$defs") | {part.__name__: part_schema}
-    grader = {"$ref": "#/$defs/Grader"}
-    schema["properties"][_GRADE] |= {"anyOf": [grader, {"type": "array", "items": grader}, {"type": "null"}]}
-    schema["properties"][_ACTIONS]["additionalProperties"] = {"$ref": "#/$defs/ActionTable"}
+    table = ActionTable.model_json_schema()
+    schema["$defs"] |= table.pop("$defs") | {"ActionTable": table}
+    schema["properties"][ACTION_MAPPINGS]["additionalProperties"] = {"$ref": "#/$defs/ActionTable"}
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 
 
-def _locate(problems: Sequence[Problem], table: str, settings: Settings) -> list[Problem]:
-    """Return the problems of a table with full key paths and with their lines in the file."""
-    paths = [(table, *problem.path) for problem in problems]
-    return [
-        replace(problem, path=path, location=settings.location(path))
-        for problem, path in zip(problems, paths, strict=True)
-    ]
+def _locate(problems: Iterable[Problem], settings: Settings) -> list[Problem]:
+    """Return the problems with their lines in the file."""
+    return [replace(problem, location=settings.location(problem.path)) for problem in problems]

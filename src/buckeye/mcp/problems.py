@@ -52,7 +52,10 @@ def _problem(model: type[BaseConfig], values: Any, error: ErrorDetails) -> Probl
     kind, message = error["type"], error["msg"]
     path, owners = _locate(model, values, error["loc"], is_missing=kind == "missing")
     if kind == CONFLICT:
-        return Problem(path=(*path, *error["ctx"]["fields"][:1]), message=str(error["ctx"]["message"]))
+        context = error["ctx"]
+        return Problem(
+            path=(*path, *context["fields"][:1]), message=str(context["message"]), hint=context["hint"]
+        )
     if kind == "missing":
         return Problem(path=path, message="required", code="BK-CONFIG-MISSING")
     if kind == "extra_forbidden":

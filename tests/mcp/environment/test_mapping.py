@@ -148,5 +148,5 @@ parts = st.dictionaries(st.sampled_from(["_tool", "_parser", "x"]), values, max_
 @given(st.dictionaries(st.text(max_size=4), values | parts, max_size=3))
 def test_any_mapping_is_compiled_or_reported(raw):
     actions, problems = compile_actions(raw)
-    assert {problem.path[0] for problem in problems} | set(actions) >= set(raw)
+    assert {problem.path[1] for problem in problems} | set(actions) >= set(raw)
     assert all(action.tool not in ("setup", "evaluate") for action in actions.values())

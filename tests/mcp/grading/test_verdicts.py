@@ -5,9 +5,10 @@ import json
 import sqlite3
 
 import pytest
+from tests.mcp.grading.graders import problems_of, read_graders
 
 from buckeye.mcp.grading import python_runner
-from buckeye.mcp.grading.grader_parser import fill_metadata, read_graders
+from buckeye.mcp.grading.grader_parser import fill_metadata
 from buckeye.mcp.grading.worker import judge_request
 
 CALLS = [
@@ -21,8 +22,7 @@ METADATA = {"answer": "1,234", "items": ["a", "b"], "deep": {"name": "a.b"}, "ro
 
 def graded(grade, folder=None, reply="", calls=CALLS):
     """Return the verdict of one grader, as the worker gives it."""
-    (grader,), problems = read_graders(grade)
-    assert not problems
+    (grader,) = read_graders(grade)
     given = fill_metadata(grader, METADATA).model_dump(mode="json", exclude_unset=True)
     request = {"grader": given, "text": reply, "calls": calls, "folder": str(folder)}
     return judge_request(json.loads(json.dumps(request)))
@@ -194,9 +194,9 @@ def test_math_grader_accepts_equal_values(expected, reply, score):
         ([{"name": "a", "reply": {"exact": 1}}] * 2, ()),
     ],
 )
-def test_read_graders_reports_invalid_graders(grade, path, wording):
-    problem = read_graders(grade)[1][0]
-    assert problem.path == path
+def test_invalid_graders_are_reported(grade, path, wording):
+    problem = problems_of(grade)[0]
+    assert problem.path == ("grade", *path)
     assert str(problem) == wording
 
 
@@ -210,14 +210,14 @@ def test_read_graders_reports_invalid_graders(grade, path, wording):
     ],
 )
 def test_fill_metadata_refuses_missing_or_unsuitable_values(test, refusal):
-    (grader,), _ = read_graders({"reply": test})
+    (grader,) = read_graders({"reply": test})
     with refusal(ValueError):
         fill_metadata(grader, METADATA)
 
 
 def test_function_paths_are_relative_to_the_file(tmp_path):
     (tmp_path / "check.py").write_text("def grade(**given):\n    return 1.0\n")
-    (grader,), _ = read_graders({"python": "check.py:grade"}, tmp_path)
+    (grader,) = read_graders({"python": "check.py:grade"}, tmp_path)
     assert grader.python == f"{tmp_path}/check.py:grade"
     with (tmp_path / "check.py").open("a") as file:
         file.write("async def later(**given):\n    return 1.0\n")
@@ -226,8 +226,8 @@ def test_function_paths_are_relative_to_the_file(tmp_path):
         ("check.py:grad", "Did you mean grade?"),
         ("check.py:later", "check.py:3: later is `async def`"),
     ):
-        (problem,) = read_graders([{"python": import_path}], tmp_path)[1]
-        assert problem.path == (0, "python")
+        (problem,) = problems_of([{"python": import_path}], tmp_path)
+        assert problem.path == ("grade", 0, "python")
         assert message in problem.message
 
 

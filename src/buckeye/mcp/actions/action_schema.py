@@ -27,6 +27,8 @@ from buckeye.mcp.actions.expressions import Transform, compile_transform
 from buckeye.mcp.actions.operations import ExpressionError
 from buckeye.mcp.problems import collect_problems
 
+ACTION_MAPPINGS = "action_mappings"
+"""Key of the actions in a configuration."""
 DONE = "done"
 """Name of the action that ends a rollout. Every configuration has it."""
 RESERVED_TOOLS = ("setup", "evaluate")
@@ -205,18 +207,19 @@ def compile_actions(raw: Mapping[str, Any]) -> tuple[dict[str, Action], list[Pro
     actions: dict[str, Action] = {}
     problems: list[Problem] = []
     for name, value in raw.items():
+        path = ACTION_MAPPINGS, name
         if not _NAME.fullmatch(name):
             hint = "begin with a letter, and use letters, digits and ._-/"
-            problems.append(Problem(path=(name,), message=f"{name!r} is not a valid action name", hint=hint))
+            problems.append(Problem(path=path, message=f"{name!r} is not a valid action name", hint=hint))
         elif not isinstance(value, Mapping):
             message = "expected a table with _tool and the arguments of that tool"
-            problems.append(Problem(path=(name,), message=message))
+            problems.append(Problem(path=path, message=message))
         else:
             try:
                 actions[name] = _build_action(name, ActionTable.model_validate(value))
             except ValidationError as error:
                 action_problems = collect_problems(ActionTable, value, error)
-                problems += [replace(problem, path=(name, *problem.path)) for problem in action_problems]
+                problems += [replace(problem, path=(*path, *problem.path)) for problem in action_problems]
     if DONE not in raw:
         actions[DONE] = Action(name=DONE, tool=None)
     return actions, problems

@@ -4,51 +4,78 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import ValidationError
+from pydantic import AfterValidator, BeforeValidator, PlainSerializer, ValidationError, ValidationInfo
 
 from buckeye.base.foreign_files import NotRegularFileError, read_regular
-from buckeye.config.problems import Problem, closest, did_you_mean
+from buckeye.config.problems import closest, did_you_mean
 from buckeye.config.settings import KeyPath
+from buckeye.config.shared import conflict
 from buckeye.mcp.grading.schema import KINDS, METADATA_REFERENCE, Grader, last_number
 from buckeye.mcp.problems import collect_problems
 
 
-def read_graders(raw: Any, folder: Path | None = None) -> tuple[list[Grader], list[Problem]]:
-    """Return the graders of a `grade` value (one grader or a list) with unique names, and its problems.
+def as_list(value: Any) -> Any:
+    """Return a value that may be a single item, or None, as a list."""
+    if value is None:
+        return []
+    return value if isinstance(value, list) else [value]
 
-    With `folder`, paths of Python files start at this folder, and become absolute.
+
+def _check_table(grader: Any) -> Any:
+    if not isinstance(grader, Mapping | Grader):
+        raise conflict(f"expected a table with one of {', '.join(KINDS)}")
+    return grader
+
+
+def _resolve_python(grader: Grader, info: ValidationInfo) -> Grader:
+    """Return the grader with an absolute path of its Python file, which starts at the folder of the context.
+
+    A context without a folder is one of a dataset.
     """
-    if raw is None:
-        return [], []
-    is_list = isinstance(raw, list)
-    graders: list[Grader] = []
-    problems: list[Problem] = []
-    for index, item in enumerate(raw if is_list else [raw]):
-        path: KeyPath = (index,) if is_list else ()
-        if not isinstance(item, Mapping):
-            problems.append(Problem(path=path, message=f"expected a table with one of {', '.join(KINDS)}"))
-            continue
-        try:
-            grader = Grader.model_validate(item)
-            if grader.python is not None and folder is not None:
-                grader = grader.model_copy(update={"python": _resolve_function(grader.python, folder)})
-            graders.append(grader)
-        except ValidationError as error:
-            item_problems = collect_problems(Grader, item, error)
-            problems += [replace(problem, path=(*path, *problem.path)) for problem in item_problems]
-        except OSError as error:
-            problems.append(Problem(path=(*path, "python"), message=str(error)))
-    return list(_name_graders(graders, problems)), problems
+    if grader.python is None or info.context is None:
+        return grader
+    if info.context["folder"] is None:
+        hint = "move the grader to the configuration"
+        raise conflict("a dataset cannot contain Python functions", "python", hint=hint)
+    return grader.model_copy(update={"python": _resolve_function(grader.python, info.context["folder"])})
 
 
-def dump_graders(graders: Sequence[Grader]) -> list[dict[str, Any]]:
-    """Return the graders as a `grade` value that `read_graders` accepts."""
+def _name_graders(graders: list[Grader]) -> list[Grader]:
+    """Return the graders with unique names.
+
+    The default name is the kind of the grader, such as `reply`. The second such grader is `reply_2`.
+    """
+    named: dict[str, Grader] = {}
+    for grader in graders:
+        name, count = grader.name or grader.kind, 1
+        if grader.name and name in named:
+            raise conflict(f"two graders have the name {name!r}")
+        while name in named:
+            count += 1
+            name = f"{grader.kind}_{count}"
+        named[name] = grader.model_copy(update={"name": name})
+    return list(named.values())
+
+
+def _dump_graders(graders: Sequence[Grader]) -> list[dict[str, Any]]:
     return [grader.model_dump(mode="json", exclude_unset=True) for grader in graders]
+
+
+Graders = Annotated[
+    list[Annotated[Grader, BeforeValidator(_check_table), AfterValidator(_resolve_python)]],
+    BeforeValidator(as_list, json_schema_input_type=Grader | list[Grader] | None),
+    AfterValidator(_name_graders),
+    PlainSerializer(_dump_graders),
+]
+"""Value of `grade`: one grader or a list, with unique names.
+
+With the key `folder` in the context of the validation, paths of Python files start at this folder, and become
+absolute.
+"""
 
 
 def merge_graders(shared: Sequence[Grader], own: Sequence[Grader]) -> tuple[Grader, ...]:
@@ -118,41 +145,24 @@ def _as_text(value: Any) -> str:
 
 
 def _resolve_function(import_path: str, folder: Path) -> str:
-    """Return `FILE:FUNCTION` with an absolute path. Raises OSError if it does not name a function."""
+    """Return `FILE:FUNCTION` with an absolute path. Raises a validation error if it names no function."""
     file, _, function = import_path.rpartition(":")
     path = (folder / Path(file).expanduser()).resolve()
     try:
         tree = ast.parse(read_regular(path))
     except (OSError, NotRegularFileError) as error:
-        raise OSError(f"cannot read {path}: {getattr(error, 'strerror', error)}") from None
+        raise conflict(f"cannot read {path}: {getattr(error, 'strerror', error)}", "python") from None
     except (SyntaxError, ValueError, RecursionError) as error:
-        raise OSError(f"{path} is not valid Python: {error}") from None
+        raise conflict(f"{path} is not valid Python: {error}", "python") from None
     known = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
     for node in tree.body:
         if isinstance(node, ast.AsyncFunctionDef) and node.name == function:
-            raise OSError(
+            message = (
                 f"{path}:{node.lineno}: {function} is `async def`: write `def`, and call asyncio.run in it"
             )
+            raise conflict(message, "python")
     if function not in known:
         near = did_you_mean(closest(function, known))
-        raise OSError(
-            f"{path} has no function {function}, only: {', '.join(known) or 'none'}{near and f'.{near}'}"
-        )
+        message = f"{path} has no function {function}, only: {', '.join(known) or 'none'}"
+        raise conflict(f"{message}{near and f'.{near}'}", "python")
     return f"{path}:{function}"
-
-
-def _name_graders(graders: Sequence[Grader], problems: list[Problem]) -> Iterator[Grader]:
-    """Yield the graders with unique names, and add a problem for each name that two graders have.
-
-    The default name is the kind of the grader, such as `reply`. The second such grader is `reply_2`.
-    """
-    taken: set[str] = set()
-    for grader in graders:
-        name, count = grader.name or grader.kind, 1
-        if grader.name and name in taken:
-            problems.append(Problem(message=f"two graders have the name {name!r}"))
-        while name in taken:
-            count += 1
-            name = f"{grader.kind}_{count}"
-        taken.add(name)
-        yield grader.model_copy(update={"name": name})

@@ -19,7 +19,7 @@ def resolve_graders(task: McpTask, config: GymConfig) -> Sequence[Grader]:
 
     Raises UsageError for a missing or invalid value in the metadata.
     """
-    graders = merge_graders(config.graders, task.graders)
+    graders = merge_graders(config.grade, task.grade)
     filled = []
     for grader in graders:
         try:
@@ -42,7 +42,7 @@ def check_task_graders(
         graders = resolve_graders(task, config)
         for tested in graders:
             if (problem := _call_problem(tested, arguments, config)) is not None:
-                is_own = any(own.name == tested.name for own in task.graders)
+                is_own = any(own.name == tested.name for own in task.grade)
                 places = [find_task_line(Path(name).expanduser(), task.id) for name in datasets]
                 problem.at = next(filter(None, places), None) if is_own else f"{config_path} (grade)"
                 raise problem.prefixed(f"task {task.id}: grade {tested.name}")

@@ -64,7 +64,7 @@ def read_with_lock(path: Path, lock: EnvironmentLock | None) -> tuple[list[McpTa
 def check_portable(tasks: Iterable[McpTask], path: Path) -> None:
     """Raise UsageError for a task that a dataset cannot contain: a Python grader, or missing files."""
     for task in tasks:
-        if any(grader.python is not None for grader in task.graders):
+        if any(grader.python is not None for grader in task.grade):
             raise UsageError(
                 f"{path}: task {task.id} has a Python grader, which a dataset cannot contain",
                 code="BK-GRADER",

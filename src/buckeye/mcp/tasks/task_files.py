@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,6 @@ from buckeye.config.line_numbers import json_line_numbers
 from buckeye.config.problems import Problem
 from buckeye.config.settings import KeyPath, dotted
 from buckeye.errors import UsageError
-from buckeye.mcp.grading.grader_parser import dump_graders, read_graders
 from buckeye.mcp.problems import collect_problems, format_value
 from buckeye.mcp.tasks.task_schema import McpTask
 from buckeye.mcp.workdir.initial_files import resolve_files
@@ -127,9 +126,8 @@ def _parse_task(value: Any, number: int, folder: Path | None) -> tuple[McpTask |
         return None, [Problem(message=message)]
     values, problems = _decode_columns(value)
     values.setdefault("id", _default_id(number))
-    problems += _resolve_graders(values, folder)
     try:
-        task = McpTask.model_validate(values)
+        task = McpTask.model_validate(values, context={"folder": folder})
     except ValidationError as error:
         more = [problem for problem in collect_problems(McpTask, values, error) if problem.path]
         known = {problem.path[:1] for problem in problems}
@@ -139,20 +137,6 @@ def _parse_task(value: Any, number: int, folder: Path | None) -> tuple[McpTask |
 
 def _default_id(number: int) -> str:
     return f"task-{number:04d}"
-
-
-def _resolve_graders(values: dict[str, Any], folder: Path | None) -> list[Problem]:
-    """Return the problems of the graders. Without problems, make their paths in `values` absolute."""
-    graders, problems = read_graders(values.get("grade"), folder)
-    if graders and not problems:
-        values["grade"] = dump_graders(graders)
-    problems = [replace(problem, path=("grade", *problem.path)) for problem in problems]
-    if folder is None and any(grader.python is not None for grader in graders):
-        message = "a dataset cannot contain Python functions"
-        problems.append(
-            Problem(path=("grade",), message=message, hint="move the grader to the configuration")
-        )
-    return problems
 
 
 def _decode_columns(row: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:

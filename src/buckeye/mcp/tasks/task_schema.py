@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import BeforeValidator, Discriminator, Field, Tag
 
-from buckeye.config.settings import dotted
-from buckeye.config.shared import BaseConfig, conflict
-from buckeye.mcp.grading.grader_parser import read_graders
-from buckeye.mcp.grading.schema import Grader
+from buckeye.config.shared import BaseConfig
+from buckeye.mcp.grading.grader_parser import Graders, as_list
 
 NAME, ARGUMENTS = "name", "arguments"
 NonEmpty = Annotated[str, Field(min_length=1)]
@@ -23,6 +21,14 @@ class ToolCall(BaseConfig):
     """Name of the tool."""
     arguments: dict[str, Any] = {}
     """Arguments in the form of the file. `call_arguments` converts them to the form of the tool."""
+
+
+Calls = Annotated[list[ToolCall], BeforeValidator(as_list)]
+"""Calls in order: one call or a list."""
+
+
+def _replace_null(metadata: Any) -> Any:
+    return {} if metadata is None else metadata
 
 
 class StdioServer(BaseConfig):
@@ -79,45 +85,19 @@ class McpTask(BaseConfig):
     """Prompt for the model."""
     mcp_config: Annotated[dict[str, Server], Field(min_length=1)]
     """MCP servers whose tools the model may call, by name."""
-    setup_tool: list[ToolCall] = []
+    setup_tool: Calls = []
     """Calls that prepare the environment before the first turn, in order."""
-    evaluate_tool: list[ToolCall] = []
+    evaluate_tool: Calls = []
     """Calls that grade the final state, in order. The last result has the reward. Optional with graders."""
-    grade: Any = None
+    grade: Graders = []
     """Grader or list of graders, in addition to the graders of the configuration.
 
     A grader of the task replaces the grader of the configuration with the same name.
     """
     files: NonEmpty | None = None
     """Path of the initial content of the rollout's folder. Overrides `files` of the configuration."""
-    metadata: dict[str, Any] = {}
+    metadata: Annotated[dict[str, Any], BeforeValidator(_replace_null)] = {}
     """Additional data, for example for `{metadata.NAME}` in graders."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _accept_one_call(cls, values: Any) -> Any:
-        """Convert a single call to a list, and remove null values."""
-        if not isinstance(values, Mapping):
-            return values
-        values = dict(values)
-        for field in ("setup_tool", "evaluate_tool"):
-            if isinstance(values.get(field), Mapping | ToolCall):
-                values[field] = [values[field]]
-        for field in ("setup_tool", "evaluate_tool", "metadata"):
-            if field in values and values[field] is None:
-                del values[field]
-        return values
-
-    @model_validator(mode="after")
-    def _check_grade(self) -> Self:
-        for problem in read_graders(self.grade)[1]:
-            raise conflict(f"{dotted(('grade', *problem.path))}: {problem.message}", "grade")
-        return self
-
-    @property
-    def graders(self) -> Sequence[Grader]:
-        """Parsed graders of `grade`."""
-        return read_graders(self.grade)[0]
 
 
 def call_arguments(call: ToolCall, input_schema: Mapping[str, Any]) -> dict[str, Any]:

@@ -64,7 +64,7 @@ def collect_task_resources(tasks: Sequence[McpTask]) -> TaskResources:
     http = [server for server in servers if isinstance(server, HttpServer)]
     stdio = [server for server in servers if not isinstance(server, HttpServer)]
     configs = _unique(json.dumps(_dump_server(server), sort_keys=True) for server in servers)
-    graders = [grader for task in tasks for grader in task.graders]
+    graders = [grader for task in tasks for grader in task.grade]
     states = [grader.state for grader in graders if grader.state is not None]
     commands = _unique(shlex.join(state.command) for state in states if state.command)
     archives = {Path(task.files) for task in tasks if task.files is not None and is_archive(task.files)}
