@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -11,18 +11,19 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, ValidationError, model_validator
 
 from buckeye.config.problems import Problem, config_error
-from buckeye.config.settings import Layer, Location, Settings
+from buckeye.config.settings import Layer, Location
 from buckeye.config.shared import BaseConfig, conflict
 from buckeye.config.validation import validate
 from buckeye.config.yaml_source import read_yaml
-from buckeye.mcp.actions.action_schema import ACTION_MAPPINGS, Action, ActionTable, compile_actions
+from buckeye.mcp.actions.action_schema import Action, ActionTables, build_actions
 from buckeye.mcp.grading.grader_parser import Graders
 from buckeye.mcp.problems import collect_problems
 from buckeye.mcp.workdir.initial_files import resolve_files
 
 ReplyFormat = Literal["xml", "tools"]
 SeveralCalls = Literal["first", "error", "all"]
-_GRADE = "grade"
+_TABLES = (("action_mappings",), ("grade",))
+"""Paths of the tables with many forms, which need other messages."""
 
 
 class JobConfig(BaseConfig):
@@ -121,7 +122,7 @@ class GymConfig(BaseConfig):
     """System message of every conversation."""
     parser: ParserConfig = ParserConfig()
     """Reply format."""
-    action_mappings: dict[str, Any] = {}
+    action_mappings: ActionTables = {}
     """Actions that the model may call, each with its MCP tool."""
     rubric: RubricConfig = RubricConfig()
     """Composition of the reward."""
@@ -148,11 +149,8 @@ class GymConfig(BaseConfig):
 
     @cached_property
     def actions(self) -> Mapping[str, Action]:
-        """Actions of `action_mappings`, and the action `done`. Raises ConfigError for an invalid action."""
-        actions, problems = compile_actions(self.action_mappings)
-        if problems:
-            raise config_error(problems)
-        return actions
+        """Actions of `action_mappings`, and the action `done`."""
+        return build_actions(self.action_mappings)
 
 
 def load_gym_config(path: Path) -> GymConfig:
@@ -161,15 +159,19 @@ def load_gym_config(path: Path) -> GymConfig:
     Raises ConfigError with the file, line and key of every problem.
     """
     settings = read_yaml(path)
-    problems = [problem for problem in validate(GymConfig, settings)[1] if problem.path[:1] != (_GRADE,)]
-    raw = settings.values.get(ACTION_MAPPINGS)
-    _, action_problems = compile_actions(raw) if isinstance(raw, dict) else ({}, [])
-    problems += _locate(action_problems, settings)
+    found: list[Problem] = []
     try:
         config = GymConfig.model_validate(settings.values, context={"folder": path.absolute().parent})
     except ValidationError as error:
-        others = collect_problems(GymConfig, settings.values, error)
-        problems += _locate((problem for problem in others if problem.path[:1] == (_GRADE,)), settings)
+        found = [
+            replace(problem, location=settings.location(problem.path))
+            for problem in collect_problems(GymConfig, settings.values, error)
+            if problem.path[:1] in _TABLES
+        ]
+    invalid = {problem.path[:1] for problem in found}
+    others = {key: value for key, value in settings.values.items() if (key,) not in invalid}
+    problems = validate(GymConfig, replace(settings, values=others))[1]
+    problems = [problem for problem in problems if problem.path[:1] not in _TABLES] + found
     if problems:
         file = Location(str(path), Layer.FILE)
         raise config_error(replace(problem, location=problem.location or file) for problem in problems)
@@ -178,13 +180,7 @@ def load_gym_config(path: Path) -> GymConfig:
 
 def gym_schema() -> dict[str, Any]:
     """Return the JSON Schema (draft 2020-12) of the configuration file, for editors."""
-    schema = GymConfig.model_json_schema()
-    table = ActionTable.model_json_schema()
-    schema["$defs"] |= table.pop("$defs") | {"ActionTable": table}
-    schema["properties"][ACTION_MAPPINGS]["additionalProperties"] = {"$ref": "#/$defs/ActionTable"}
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
-
-
-def _locate(problems: Iterable[Problem], settings: Settings) -> list[Problem]:
-    """Return the problems with their lines in the file."""
-    return [replace(problem, location=settings.location(problem.path)) for problem in problems]
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **GymConfig.model_json_schema(),
+    }

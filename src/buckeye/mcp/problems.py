@@ -82,6 +82,7 @@ def _locate(
     path: KeyPath = ()
     owners = inner = [model]
     for depth, part in enumerate(location):
+        container = values
         try:
             below = values[part]
         except (LookupError, TypeError):
@@ -89,15 +90,16 @@ def _locate(
                 return (*path, part), inner
             continue
         path, owners = (*path, part), inner
-        classes = [kind for owner in owners for kind in _field_classes(owner, part)] or owners
+        classes = [kind for owner in owners for kind in _field_classes(owner, part, container)] or owners
         fitting = [kind for kind in classes if isinstance(below, Mapping) and _could_be(kind, below)]
         values, inner = below, fitting or classes
     return path, owners
 
 
-def _field_classes(owner: type[BaseConfig], name: str | int) -> list[type[BaseConfig]]:
+def _field_classes(owner: type[BaseConfig], name: str | int, values: Any) -> list[type[BaseConfig]]:
     field = _fields(owner).get(str(name))
-    others = get_type_hints(owner).get("__pydantic_extra__")
+    # a table of actions has no `_tool`: its keys are names of actions
+    others = get_type_hints(owner).get("__pydantic_extra__") if _could_be(owner, values) else None
     return _classes(others if field is None else field.annotation)
 
 

@@ -4,12 +4,13 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.mcp.gym import json_values
+from pydantic import ValidationError
+from tests.mcp.gym import gym_config, json_values, mapping
 
-from buckeye.mcp.actions.action_schema import compile_actions
 from buckeye.mcp.actions.mapping import ActionError, bind_call
 from buckeye.mcp.actions.parser import ParsedCall, parse_reply
-from buckeye.mcp.config import ParserConfig
+from buckeye.mcp.config import GymConfig, ParserConfig
+from buckeye.mcp.problems import collect_problems
 
 MAPPINGS = """
 left: {_tool: move, _parser: {positional: []}, direction: {static: left}}
@@ -46,7 +47,7 @@ nothing: {_tool: move, by: {from_arg: by, default: null, transform: int(x)}}
 stop: {_tool: null}
 """
 SCHEMAS = {"move": {"required": ["direction"]}, "computer": {}}
-ACTIONS, PROBLEMS = compile_actions(yaml.safe_load(MAPPINGS))
+ACTIONS = gym_config(yaml.safe_load(MAPPINGS)).actions
 
 
 def bound(text, schemas=None):
@@ -86,7 +87,6 @@ def refused(text, schemas=None):
     ],
 )
 def test_bind_call_maps_calls_to_tools(text, tool, arguments):
-    assert PROBLEMS == []
     assert bound(text) == (tool, arguments)
 
 
@@ -117,10 +117,7 @@ def test_missing_tool_argument_is_reported_by_its_name_in_the_action(wording):
 
 
 def test_done_can_be_mapped_to_a_tool():
-    actions, problems = compile_actions(
-        {"done": {"_tool": "submit", "_parser": {"positional": ["a"]}, "a": {"from_arg": "a"}}}
-    )
-    assert problems == []
+    actions = gym_config({"done": mapping("submit", "a")}).actions
     assert bind_call(ParsedCall(name="done", args=(5,)), actions, {}).arguments == {"a": 5}
 
 
@@ -147,6 +144,11 @@ parts = st.dictionaries(st.sampled_from(["_tool", "_parser", "x"]), values, max_
 
 @given(st.dictionaries(st.text(max_size=4), values | parts, max_size=3))
 def test_any_mapping_is_compiled_or_reported(raw):
-    actions, problems = compile_actions(raw)
-    assert {problem.path[1] for problem in problems} | set(actions) >= set(raw)
+    try:
+        actions = gym_config(raw).actions
+    except ValidationError as error:
+        problems = collect_problems(GymConfig, {"action_mappings": raw}, error)
+        assert {problem.path[0] for problem in problems} == {"action_mappings"}
+        return
+    assert set(actions) == {*raw, "done"}
     assert all(action.tool not in ("setup", "evaluate") for action in actions.values())

@@ -109,7 +109,7 @@ def test_explanations_of_graders_are_equal_in_a_worker_process(tmp_path):
         "mcp_config": SERVERS,
         "grade": [{"state": {"file": "notes.txt", "contains": "42"}}, {"reply": {"number": 42}}],
     }
-    config = gym_config(ACTIONS).model_dump(mode="json")
+    config = gym_config(ACTIONS).model_dump(mode="json", by_alias=True)
     (tmp_path / "tasks.json").write_text(json.dumps(task))
     (tmp_path / "gym.yaml").write_text(json.dumps(config))
     arguments = {"dataset": str(tmp_path / "tasks.json"), "config_path": str(tmp_path / "gym.yaml")}

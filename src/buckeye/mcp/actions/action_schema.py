@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Annotated, Any, Self
 
@@ -16,19 +16,15 @@ from pydantic import (
     Field,
     StrictBool,
     Tag,
-    ValidationError,
     WithJsonSchema,
     model_validator,
 )
 
-from buckeye.config.problems import Problem, closest, did_you_mean
+from buckeye.config.problems import closest, did_you_mean
 from buckeye.config.shared import BaseConfig, conflict
 from buckeye.mcp.actions.expressions import Transform, compile_transform
 from buckeye.mcp.actions.operations import ExpressionError
-from buckeye.mcp.problems import collect_problems
 
-ACTION_MAPPINGS = "action_mappings"
-"""Key of the actions in a configuration."""
 DONE = "done"
 """Name of the action that ends a rollout. Every configuration has it."""
 RESERVED_TOOLS = ("setup", "evaluate")
@@ -202,29 +198,34 @@ def source_names(source: Any) -> Sequence[str]:
     return source.from_args if isinstance(source, SeveralArguments) else ()
 
 
-def compile_actions(raw: Mapping[str, Any]) -> tuple[dict[str, Action], list[Problem]]:
-    """Return the valid actions, including `done`, and the problems of the invalid ones."""
-    actions: dict[str, Action] = {}
-    problems: list[Problem] = []
-    for name, value in raw.items():
-        path = ACTION_MAPPINGS, name
-        if not _NAME.fullmatch(name):
-            hint = "begin with a letter, and use letters, digits and ._-/"
-            problems.append(Problem(path=path, message=f"{name!r} is not a valid action name", hint=hint))
-        elif not isinstance(value, Mapping):
-            message = "expected a table with _tool and the arguments of that tool"
-            problems.append(Problem(path=path, message=message))
-        else:
-            try:
-                actions[name] = _build_action(name, ActionTable.model_validate(value))
-            except ValidationError as error:
-                action_problems = collect_problems(ActionTable, value, error)
-                problems += [replace(problem, path=(*path, *problem.path)) for problem in action_problems]
-    if DONE not in raw:
-        actions[DONE] = Action(name=DONE, tool=None)
-    return actions, problems
+def _check_action_name(name: str) -> str:
+    if not _NAME.fullmatch(name):
+        hint = "begin with a letter, and use letters, digits and ._-/"
+        raise conflict(f"{name!r} is not a valid action name", hint=hint)
+    return name
 
 
-def _build_action(name: str, table: ActionTable) -> Action:
-    positional, sources = tuple(table.parser.positional), table.__pydantic_extra__
-    return Action(name=name, tool=table.tool, positional=positional, sources=sources)
+def _check_table(action: Any) -> Any:
+    if not isinstance(action, Mapping | ActionTable):
+        raise conflict("expected a table with _tool and the arguments of that tool")
+    return action
+
+
+ActionTables = dict[
+    Annotated[str, AfterValidator(_check_action_name)], Annotated[ActionTable, BeforeValidator(_check_table)]
+]
+"""Value of `action_mappings`."""
+
+
+def build_actions(tables: Mapping[str, ActionTable]) -> dict[str, Action]:
+    """Return the actions of `action_mappings`, and the action `done`."""
+    actions = {
+        name: Action(
+            name=name,
+            tool=table.tool,
+            positional=tuple(table.parser.positional),
+            sources=table.__pydantic_extra__,
+        )
+        for name, table in tables.items()
+    }
+    return {**actions, DONE: actions.get(DONE, Action(name=DONE, tool=None))}
