@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from modulefinder import ModuleFinder
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,23 @@ def named_files(args: Mapping[str, Any]) -> list[str]:
         elif spec.startswith("json:"):
             files.append(spec.removeprefix("json:"))
     return files
+
+
+def imported_files(args: Mapping[str, Any]) -> list[Path]:
+    """Return the modules that reward files import from their own folder, also indirectly."""
+    found: dict[Path, None] = {}
+    for name in named_files(args):
+        file = Path(name).expanduser().absolute()
+        if file.suffix != ".py" or not file.is_file():
+            continue
+        finder = ModuleFinder(path=[str(file.parent)])
+        try:
+            finder.run_script(str(file))
+        except (SyntaxError, OSError, ValueError):  # loading the environment reports this error
+            continue
+        names = [getattr(module, "__file__", None) for module in finder.modules.values()]
+        found |= dict.fromkeys(path for path in map(Path, filter(None, names)) if path != file)
+    return sorted(found)
 
 
 def needed_extras(args: Mapping[str, Any]) -> set[str]:

@@ -13,7 +13,7 @@ from buckeye.base.foreign_files import NotRegularFileError, list_regular_files
 from buckeye.base.json_lines import texts_in
 from buckeye.config.load import load_config
 from buckeye.config.rl import RLConfig
-from buckeye.dataset.requirements import is_dataset_environment, named_files
+from buckeye.dataset.requirements import imported_files, is_dataset_environment, named_files
 from buckeye.errors import UsageError
 from buckeye.launch.mcp_gateways import task_files
 from buckeye.launch.preflight.disk import estimate_disk
@@ -110,7 +110,8 @@ def make_project(config: RLConfig, config_path: Path, *, resume: bool) -> Projec
     datasets = [env.args for env in rollout_envs if is_dataset_environment(env.id)]
     names = {"rewards": [name for args in datasets for name in named_files(args)]}
     needed += [path.absolute() for path in _find_named_paths(names, root)]
-    needed += [root / _relative_to_project(path, root) for path in task_files(rollout_envs)]
+    imported = [path for args in datasets for path in imported_files(args)]
+    needed += [root / _relative_to_project(path, root) for path in [*task_files(rollout_envs), *imported]]
     manifest = project_manifest(root, needed=needed, skipped=[output])
     words += _add_model(manifest, config, model, root)
     if resume:
