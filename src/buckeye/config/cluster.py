@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
-from buckeye.config.shared import BaseConfig, conflict
+from buckeye.config.shared import BaseConfig, Conflicts, conflict
 
 NodeNumbers = Annotated[list[NonNegativeInt], Field(min_length=1)]
 
@@ -42,16 +42,14 @@ class ClusterConfig(BaseConfig):
         """Numbers of the nodes that run inference servers."""
         return list(range(self.nodes)) if self.inference_nodes is None else self.inference_nodes
 
-    @model_validator(mode="after")
-    def _nodes_exist(self) -> ClusterConfig:
+    def conflicts(self) -> Conflicts:
         for name in ("trainer_nodes", "inference_nodes"):
             numbers = getattr(self, name) or []
             if any(number >= self.nodes for number in numbers):
-                raise conflict(
+                yield conflict(
                     f"`{name}` = {numbers} has a node that does not exist: `nodes` is {self.nodes}",
                     hint=f"use nodes 0 to {self.nodes - 1}, or raise `nodes`",
                 )
             if len(set(numbers)) < len(numbers):
                 hint = "name each node once"
-                raise conflict(f"`{name}` = {numbers} has a duplicate node", hint=hint)
-        return self
+                yield conflict(f"`{name}` = {numbers} has a duplicate node", hint=hint)

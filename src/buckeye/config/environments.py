@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
-from buckeye.config.shared import BaseConfig, conflict
+from buckeye.config.shared import BaseConfig, Conflicts, conflict
 
 AllOrCount = Annotated[int, Field(ge=-1)]
 
@@ -54,30 +54,24 @@ class EnvConfig(BaseConfig):
     sampling: EnvSamplingConfig = EnvSamplingConfig()
     """Sampling settings of the policy in this environment."""
 
-    @model_validator(mode="after")
-    def _limits_are_held_by_workers(self) -> EnvConfig:
+    def conflicts(self) -> Conflicts:
         for name in ("max_turns", "max_tokens", "max_memory_gb", "python", "variables"):
             if self.isolation == "none" and getattr(self, name) not in (None, []):
-                raise conflict(
+                yield conflict(
                     f'`{name}` requires worker processes, and `isolation` = "none" starts none',
                     name,
                     "isolation",
                     hint="leave one of the two out",
                 )
-        return self
-
-    @model_validator(mode="after")
-    def _variables_are_names(self) -> EnvConfig:
         invalid = sum(not (name.isascii() and name.isidentifier()) for name in self.variables)
         if invalid:  # an invalid entry may be a secret, so it is not shown
-            raise conflict(
+            yield conflict(
                 f"`variables` must be names such as SEARCH_API_KEY; {invalid} of {len(self.variables)} are "
                 "not",
                 "variables",
                 hint="put the value into .env, or run `buckeye auth set NAME`",
                 code="BK-CONFIG-VALUE",
             )
-        return self
 
 
 class TrainEnvConfig(EnvConfig):
@@ -91,16 +85,15 @@ class TrainEnvConfig(EnvConfig):
     """Nodes that share the rollouts of the environment. None: node 0. Each node runs a gateway for the MCP
     servers of the environment on `localhost`, or `workers` if the environment has no MCP servers."""
 
-    @model_validator(mode="after")
-    def _keeps_a_distribution(self) -> TrainEnvConfig:
+    def conflicts(self) -> Conflicts:
+        yield from super().conflicts()
         if self.sampling.temperature == 0:
-            raise conflict(
+            yield conflict(
                 "`sampling.temperature` = 0 samples the same reply each time, so every advantage is 0",
                 "sampling.temperature",
                 hint="use 1.0, for example",
                 code="BK-CONFIG-VALUE",
             )
-        return self
 
 
 class EvalEnvConfig(EnvConfig):

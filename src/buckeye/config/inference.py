@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt
 
-from buckeye.config.shared import BaseConfig, LogConfig, Port, Quantization, conflict
+from buckeye.config.shared import BaseConfig, Conflicts, LogConfig, Port, Quantization, conflict
 
 
 class ServerConfig(BaseConfig):
@@ -112,18 +112,16 @@ class InferenceConfig(BaseConfig):
                 "and Llama families"
             )
 
-    @model_validator(mode="after")
-    def _engine_has_settings(self) -> InferenceConfig:
+    def conflicts(self) -> Conflicts:
         needs = {"vllm": self.vllm, "parallel.tp": self.parallel.tp > 1, "parallel.pp": self.parallel.pp > 1}
         for name in (name for name, is_used in needs.items() if is_used and self.backend != "vllm"):
-            raise conflict(
+            yield conflict(
                 f"`{name}` requires vLLM: the embedded engine uses one device per replica",
                 hint=f'set `inference.backend = "vllm"`, or leave `{name}` out',
             )
         if self.model.quantization is not None and self.backend == "vllm":
-            raise conflict(
+            yield conflict(
                 "vLLM does not round weights as the trainer does with `model.quantization`",
                 "model.quantization",
                 hint='set `inference.backend = "torch"`, or name a model folder with weights in 4 bits',
             )
-        return self

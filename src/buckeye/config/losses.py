@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, Tag, model_validator
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, Tag
 
-from buckeye.config.shared import BaseConfig, UserFunctionConfig, conflict, variant
+from buckeye.config.shared import BaseConfig, Conflicts, UserFunctionConfig, conflict, variant
 
 Level = Literal["token", "sequence", "geometric"]
 Normalization = Literal["token", "sequence", "constant"]
@@ -39,14 +39,12 @@ class MaskCorrectionConfig(BaseConfig):
     high: PositiveFloat = 5.0
     """Maximum weight that is kept."""
 
-    @model_validator(mode="after")
-    def _low_is_below_high(self) -> MaskCorrectionConfig:
+    def conflicts(self) -> Conflicts:
         if self.low >= self.high:
-            raise conflict(
+            yield conflict(
                 f"`low` = {self.low:g} is not below `high` = {self.high:g}, so no token has a gradient",
                 hint="lower `low`, or raise `high`",
             )
-        return self
 
 
 CorrectionConfig = Annotated[
@@ -69,14 +67,13 @@ class BaseLossConfig(BaseConfig):
     entropy_coef: NonNegativeFloat = 0.0
     """Weight of the entropy bonus."""
 
-    @model_validator(mode="after")
-    def _reference_is_used(self) -> Self:
+    def conflicts(self) -> Conflicts:
+        yield from super().conflicts()
         if self.reference_model is not None and not self.kl_coef:
-            raise conflict(
+            yield conflict(
                 "`reference_model` has no effect with `kl_coef` = 0",
                 hint="set `kl_coef`, or leave `reference_model` out",
             )
-        return self
 
 
 class MaskedRatioLossConfig(BaseLossConfig):
@@ -89,15 +86,14 @@ class MaskedRatioLossConfig(BaseLossConfig):
     mask_ratio_low: NonNegativeFloat = 0.125
     """Minimum ratio. Tokens with a smaller ratio have no gradient."""
 
-    @model_validator(mode="after")
-    def _low_is_below_high(self) -> MaskedRatioLossConfig:
+    def conflicts(self) -> Conflicts:
+        yield from super().conflicts()
         if self.mask_ratio_low >= self.mask_ratio_high:
-            raise conflict(
+            yield conflict(
                 f"`mask_ratio_low` = {self.mask_ratio_low:g} is not below `mask_ratio_high` = "
                 f"{self.mask_ratio_high:g}, so no token has a gradient",
                 hint="lower `mask_ratio_low`, or raise `mask_ratio_high`",
             )
-        return self
 
 
 class NormalizedLossConfig(BaseLossConfig):
@@ -112,14 +108,13 @@ class NormalizedLossConfig(BaseLossConfig):
     correction: CorrectionConfig | None = None
     """Limits on the importance weights between sampler and trainer. None: no limits."""
 
-    @model_validator(mode="after")
-    def _length_is_used(self) -> Self:
+    def conflicts(self) -> Conflicts:
+        yield from super().conflicts()
         if self.normalization_length is not None and self.normalization != "constant":
-            raise conflict(
+            yield conflict(
                 f'`normalization_length` has no effect with `normalization` = "{self.normalization}"',
                 hint='set `normalization` = "constant", or leave `normalization_length` out',
             )
-        return self
 
 
 class ClippedRatioLossConfig(NormalizedLossConfig):
@@ -174,16 +169,15 @@ class CISPOLossConfig(NormalizedLossConfig):
     clip_high: NonNegativeFloat = 4.0
     """Clip the weight above 1 + clip_high."""
 
-    @model_validator(mode="after")
-    def _truncates_once(self) -> Self:
+    def conflicts(self) -> Conflicts:
+        yield from super().conflicts()
         if isinstance(self.correction, TruncateCorrectionConfig):
-            raise conflict(
+            yield conflict(
                 "cispo truncates importance weights itself, at 1 + `clip_high`",
                 "correction",
                 "clip_high",
                 hint='leave `correction` out, or set its type to "mask"',
             )
-        return self
 
 
 class DecoupledPPOLossConfig(NormalizedLossConfig):
@@ -206,15 +200,14 @@ class ReinforceLossConfig(NormalizedLossConfig):
     type: Literal["reinforce"] = "reinforce"
     """Name of the loss."""
 
-    @model_validator(mode="after")
-    def _has_no_weights(self) -> ReinforceLossConfig:
+    def conflicts(self) -> Conflicts:
+        yield from super().conflicts()
         if isinstance(self.correction, TruncateCorrectionConfig):
-            raise conflict(
+            yield conflict(
                 "reinforce has no importance weights to truncate",
                 "correction",
                 hint='leave `correction` out, or use loss.type = "cispo": reinforce with truncated weights',
             )
-        return self
 
 
 class CustomLossConfig(NormalizedLossConfig, UserFunctionConfig):

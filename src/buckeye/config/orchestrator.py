@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from buckeye.config.buffer import BufferConfig, SimpleBufferConfig
 from buckeye.config.environments import (
@@ -28,6 +28,7 @@ from buckeye.config.shared import (
     BaseConfig,
     CheckpointConfig,
     ClientConfig,
+    Conflicts,
     EvalSamplingConfig,
     LogConfig,
     PolicyModelConfig,
@@ -211,27 +212,6 @@ class OrchestratorConfig(BaseConfig):
         """Number of rollouts per task, by environment."""
         return [env.rollouts_per_example or self.rollouts_per_example for env in self.env]
 
-    @model_validator(mode="after")
-    def _whole_groups(self) -> OrchestratorConfig:
-        if self.token_batch_size is not None:
-            if self.batch_size is not None:
-                raise conflict(
-                    f"`batch_size` = {self.batch_size} and `token_batch_size` = {self.token_batch_size} "
-                    "both set the size of a batch",
-                    hint="leave one of the two out",
-                )
-            return self
-        size, rollouts = self.group_sizes[0], self.batch_rollouts
-        if len(set(self.group_sizes)) == 1 and rollouts % size:
-            below = rollouts // size * size
-            near = " or ".join(str(n) for n in (below, below + size) if n)
-            raise conflict(
-                f"`batch_size` = {rollouts} is not a multiple of `rollouts_per_example` = {size}, and "
-                "a batch has whole groups",
-                hint=f"set `batch_size` to {near}, for example",
-            )
-        return self
-
     def warnings(self) -> Iterator[str]:
         if min(self.group_sizes) == 1 and self.advantage is not None and self.teacher is None:
             yield (
@@ -245,61 +225,68 @@ class OrchestratorConfig(BaseConfig):
     def _samples_in_lockstep(self) -> bool:
         return self.max_async_level == 0 and self.deterministic is not False
 
-    @model_validator(mode="after")
-    def _limits_can_be_kept(self) -> OrchestratorConfig:
+    def conflicts(self) -> Conflicts:
+        if self.token_batch_size is not None and self.batch_size is not None:
+            yield conflict(
+                f"`batch_size` = {self.batch_size} and `token_batch_size` = {self.token_batch_size} "
+                "both set the size of a batch",
+                hint="leave one of the two out",
+            )
+        size, rollouts = self.group_sizes[0], self.batch_rollouts
+        if self.token_batch_size is None and len(set(self.group_sizes)) == 1 and rollouts % size:
+            below = rollouts // size * size
+            near = " or ".join(str(n) for n in (below, below + size) if n)
+            yield conflict(
+                f"`batch_size` = {rollouts} is not a multiple of `rollouts_per_example` = {size}, and "
+                "a batch has whole groups",
+                hint=f"set `batch_size` to {near}, for example",
+            )
+        smallest = min(self.group_sizes)
+        if self.min_group_size is not None and self.min_group_size > smallest:
+            yield conflict(
+                f"`min_group_size` = {self.min_group_size} is more than `rollouts_per_example` = {smallest}, "
+                "so every group would be dropped",
+                hint="lower `min_group_size`, or raise `rollouts_per_example`",
+            )
+        yield from self._lockstep_conflicts()
+        yield from self._shaping_conflicts()
+
+    def _lockstep_conflicts(self) -> Conflicts:
         evaluated = self.eval.env if self.eval is not None else []
         for name, environments in (("env", self.env), ("eval.env", evaluated)):
             for index, environment in enumerate(environments):
                 if environment.max_concurrent is not None and self._samples_in_lockstep:
                     key = f"{name}.{index}.max_concurrent"
-                    raise conflict(
+                    yield conflict(
                         f"`{key}` cannot be applied: {_LOCKSTEP}",
                         hint="leave it out, or set deterministic = false",
                     )
-        return self
-
-    @model_validator(mode="after")
-    def _deterministic_is_synchronous(self) -> OrchestratorConfig:
         if self.deterministic and self.max_async_level:
-            raise conflict(
+            yield conflict(
                 "`deterministic` = true requires a synchronous run, and `max_async_level` is "
                 f"{self.max_async_level}",
                 hint="set `max_async_level` to 0",
             )
-        return self
 
-    @model_validator(mode="after")
-    def _groups_can_be_used(self) -> OrchestratorConfig:
-        smallest = min(self.group_sizes)
-        if self.min_group_size is not None and self.min_group_size > smallest:
-            raise conflict(
-                f"`min_group_size` = {self.min_group_size} is more than `rollouts_per_example` = {smallest}, "
-                "so every group would be dropped",
-                hint="lower `min_group_size`, or raise `rollouts_per_example`",
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _shaping_fits(self) -> OrchestratorConfig:
+    def _shaping_conflicts(self) -> Conflicts:
         shaping = self.reward_shaping
         if shaping is None:
-            return self
+            return
         if isinstance(self.advantage, ComponentAdvantageConfig):
-            raise conflict(
+            yield conflict(
                 '`advantage.type` = "components" ignores the reward, so `reward_shaping` has no effect',
                 hint="leave one of the two out",
             )
         longest = shaping.max_length or self.sampling.max_tokens
         if shaping.overlong_cache is not None and longest is None:
-            raise conflict(
+            yield conflict(
                 "the overlong penalty in `reward_shaping` requires a maximum length",
                 hint="set reward_shaping.max_length or sampling.max_tokens",
                 code="BK-CONFIG-MISSING",
             )
         if longest is not None and (shaping.overlong_cache or 0) > longest:
-            raise conflict(
+            yield conflict(
                 f"`reward_shaping.overlong_cache` = {shaping.overlong_cache} is more than the maximum "
                 f"length, {longest} tokens",
                 hint="lower it",
             )
-        return self

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt, Tag, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt, Tag
 
-from buckeye.config.shared import BaseConfig, UserFunctionConfig, conflict, variant
+from buckeye.config.shared import BaseConfig, Conflicts, UserFunctionConfig, conflict, variant
 
 
 class _GroupComparison(BaseConfig):
@@ -74,12 +74,10 @@ class RewardShapingConfig(BaseConfig):
     function: UserFunctionConfig | None = None
     """User function whose result is added to the reward. It gets task, messages and reward components."""
 
-    @model_validator(mode="after")
-    def _every_setting_is_used(self) -> RewardShapingConfig:
+    def conflicts(self) -> Conflicts:
         for name in ("overlong_penalty", "max_length"):
             if self.overlong_cache is None and getattr(self, name) != type(self).model_fields[name].default:
-                raise conflict(
+                yield conflict(
                     f"`{name}` has no effect without `overlong_cache`",
                     hint=f"set `overlong_cache`, or leave `{name}` out",
                 )
-        return self

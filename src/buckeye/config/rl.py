@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import Field, NonNegativeInt, PositiveInt
 
 from buckeye.base.columns import counted
 from buckeye.config.cluster import ClusterConfig
@@ -16,6 +16,7 @@ from buckeye.config.orchestrator import OrchestratorConfig
 from buckeye.config.shared import (
     BaseConfig,
     CheckpointConfig,
+    Conflicts,
     LogConfig,
     PolicyModelConfig,
     TrackedConfig,
@@ -136,101 +137,49 @@ class RLConfig(TrackedConfig):
             return f"`max_async_level` is {level}, so sampling and training overlap", "leave it out"
         return None
 
-    @model_validator(mode="after")
-    def _can_colocate(self) -> RLConfig:
+    def conflicts(self) -> Conflicts:
         if self.colocate is True and (obstacle := self.colocation_obstacle) is not None:
             message = f"`colocate` = true needs one engine and one trainer rank on one device: {obstacle[0]}"
-            raise conflict(message, "colocate", hint=f"{obstacle[1]}, or set `colocate` to false")
-        return self
-
-    @model_validator(mode="after")
-    def _engine_takes_adapters(self) -> RLConfig:
+            yield conflict(message, "colocate", hint=f"{obstacle[1]}, or set `colocate` to false")
         lora = self.trainer.model.experimental.lora
         is_vllm = self.inference is not None and self.inference.backend == "vllm"
         if is_vllm and lora is not None and lora.modules_to_save:
-            raise conflict(
+            yield conflict(
                 "vLLM does not support adapters with `trainer.model.experimental.lora.modules_to_save`",
                 hint='leave it out, or set inference.backend = "torch"',
             )
-        return self
-
-    @model_validator(mode="after")
-    def _engine_rounds_alike(self) -> RLConfig:
         trained = self.trainer.model.quantization
         if self.inference is not None and self.inference.model.quantization != trained:
-            raise conflict(
+            yield conflict(
                 f"`inference.model.quantization` is {self.inference.model.quantization!r} and "
                 f"`trainer.model.quantization` is {trained!r}: engine and trainer must compute alike",
                 hint="set only `trainer.model.quantization`",
             )
-        return self
-
-    @model_validator(mode="after")
-    def _rows_hold_rollouts(self) -> RLConfig:
         row, rollout = self.trainer.seq_len, self.orchestrator.seq_len
         if row < rollout:
-            raise conflict(
+            yield conflict(
                 f"`trainer.seq_len` = {row} is less than `orchestrator.seq_len` = {rollout}: a rollout must "
                 "fit into a row",
                 hint="set both with `--seq-len`",
             )
-        return self
+        yield from self._device_conflicts()
+        yield from self._node_conflicts()
+        yield from self._model_node_conflicts()
 
-    @model_validator(mode="after")
-    def _all_devices_used(self) -> RLConfig:
-        if self.inference is None:
-            return self
-        dp, tp, count = self.inference.parallel.dp, self.inference.parallel.tp, len(self.inference_gpu_ids)
-        if dp * tp != count:
-            raise conflict(
-                f"`inference_gpu_ids` names {counted(count, 'device')}, which are not "
-                f"`inference.parallel.dp` = {dp} replicas of `inference.parallel.tp` = {tp} devices",
-                hint=f"name a multiple of {tp} devices, or leave `inference.parallel.dp` out",
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _environments_have_nodes(self) -> RLConfig:
-        for index, env in enumerate(self.orchestrator.env):
-            if env.placement is not None and max(env.placement) >= self.cluster.nodes:
-                key = f"orchestrator.env.{index}.placement"
-                raise conflict(
-                    f"`{key}` = {env.placement} has a node that does not exist: `cluster.nodes` is "
-                    f"{self.cluster.nodes}",
-                    hint=f"use nodes 0 to {self.cluster.nodes - 1}, or raise `cluster.nodes`",
+    def _device_conflicts(self) -> Conflicts:
+        if self.inference is not None:
+            parallel, count = self.inference.parallel, len(self.inference_gpu_ids)
+            if parallel.dp * parallel.tp != count:
+                yield conflict(
+                    f"`inference_gpu_ids` names {counted(count, 'device')}, which are not "
+                    f"`inference.parallel.dp` = {parallel.dp} replicas of `inference.parallel.tp` = "
+                    f"{parallel.tp} devices",
+                    hint=f"name a multiple of {parallel.tp} devices, or leave `inference.parallel.dp` out",
                 )
-        return self
-
-    @model_validator(mode="after")
-    def _model_nodes_fit(self) -> RLConfig:
-        """Raise if the trainer shares a node with a model on several nodes: vLLM uses all GPUs of it."""
-        if self.inference is None or self.inference.parallel.pp == 1:
-            return self
-        pp, nodes, cluster = self.inference.parallel.pp, self.cluster.inference_node_numbers, self.cluster
-        if cluster.engine == "srun" or cluster.nodes == 1:
-            raise conflict(
-                f"`inference.parallel.pp` = {pp} requires a Ray cluster of at least {pp} nodes",
-                "inference.parallel.pp",
-                "cluster.engine",
-                hint=f"add --cluster.engine ray --cluster.nodes {max(pp, cluster.nodes)}, or lower pp",
-            )
-        if len(nodes) % pp or set(nodes) & set(cluster.trainer_node_numbers):
-            raise conflict(
-                f"`inference.parallel.pp` = {pp} requires a multiple of {pp} nodes without the trainer: the "
-                f"nodes of inference are {nodes}, those of the trainer {cluster.trainer_node_numbers}",
-                "inference.parallel.pp",
-                "cluster.inference_nodes",
-                "cluster.trainer_nodes",
-                hint="set `cluster.inference_nodes` and `cluster.trainer_nodes`",
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _trainer_devices_divide(self) -> RLConfig:
         model, count = self.trainer.model, self.trainer_ranks
         copies = model.dp_replicate * model.tp
         if count % copies:
-            raise conflict(
+            yield conflict(
                 f"{counted(count, 'trainer device')} cannot be divided by `trainer.model.dp_replicate` = "
                 f"{model.dp_replicate} times `trainer.model.tp` = {model.tp}",
                 "trainer_gpu_ids",
@@ -239,16 +188,26 @@ class RLConfig(TrackedConfig):
                 "trainer.model.tp",
                 hint=f"name a multiple of {copies} devices",
             )
-        return self
+        for name in ("inference_gpu_ids", "trainer_gpu_ids"):
+            ids = getattr(self, name)
+            if len(set(ids)) < len(ids):
+                yield conflict(f"`{name}` = {ids} has a duplicate device", hint="name each device once")
 
-    @model_validator(mode="after")
-    def _nodes_have_work(self) -> RLConfig:
+    def _node_conflicts(self) -> Conflicts:
+        for index, env in enumerate(self.orchestrator.env):
+            if env.placement is not None and max(env.placement) >= self.cluster.nodes:
+                key = f"orchestrator.env.{index}.placement"
+                yield conflict(
+                    f"`{key}` = {env.placement} has a node that does not exist: `cluster.nodes` is "
+                    f"{self.cluster.nodes}",
+                    hint=f"use nodes 0 to {self.cluster.nodes - 1}, or raise `cluster.nodes`",
+                )
         cluster = self.cluster
         inference = cluster.inference_node_numbers if self.inference is not None else []
         placed = {node for env in self.orchestrator.env for node in env.placement or ()}
         idle = set(range(1, cluster.nodes)) - {*cluster.trainer_node_numbers, *inference, *placed}
         if idle:
-            raise conflict(
+            yield conflict(
                 f"node {min(idle)} has no process to run",
                 "cluster.nodes",
                 "cluster.trainer_nodes",
@@ -256,12 +215,25 @@ class RLConfig(TrackedConfig):
                 hint="add it to `cluster.trainer_nodes`, `cluster.inference_nodes` or the placement of an "
                 "environment, or lower `cluster.nodes`",
             )
-        return self
 
-    @model_validator(mode="after")
-    def _distinct_devices(self) -> RLConfig:
-        for name in ("inference_gpu_ids", "trainer_gpu_ids"):
-            ids = getattr(self, name)
-            if len(set(ids)) < len(ids):
-                raise conflict(f"`{name}` = {ids} has a duplicate device", hint="name each device once")
-        return self
+    def _model_node_conflicts(self) -> Conflicts:
+        """Raise if the trainer shares a node with a model on several nodes: vLLM uses all GPUs of it."""
+        if self.inference is None or self.inference.parallel.pp == 1:
+            return
+        pp, nodes, cluster = self.inference.parallel.pp, self.cluster.inference_node_numbers, self.cluster
+        if cluster.engine == "srun" or cluster.nodes == 1:
+            yield conflict(
+                f"`inference.parallel.pp` = {pp} requires a Ray cluster of at least {pp} nodes",
+                "inference.parallel.pp",
+                "cluster.engine",
+                hint=f"add --cluster.engine ray --cluster.nodes {max(pp, cluster.nodes)}, or lower pp",
+            )
+        if len(nodes) % pp or set(nodes) & set(cluster.trainer_node_numbers):
+            yield conflict(
+                f"`inference.parallel.pp` = {pp} requires a multiple of {pp} nodes without the trainer: the "
+                f"nodes of inference are {nodes}, those of the trainer {cluster.trainer_node_numbers}",
+                "inference.parallel.pp",
+                "cluster.inference_nodes",
+                "cluster.trainer_nodes",
+                hint="set `cluster.inference_nodes` and `cluster.trainer_nodes`",
+            )

@@ -23,6 +23,8 @@ from pydantic_core import PydanticCustomError
 CONFLICT = "conflict"
 """Type of the pydantic errors that `conflict` returns."""
 
+Conflicts = Iterator[PydanticCustomError]
+
 
 class BaseConfig(BaseModel):
     """Base class of immutable settings. Unknown keys are errors. The string after a field is its help."""
@@ -37,6 +39,16 @@ class BaseConfig(BaseModel):
         The first name in backticks in the message is the name of this setting.
         """
         yield from ()
+
+    def conflicts(self) -> Conflicts:
+        """Yield an error, made by `conflict`, for each conflict between valid settings."""
+        yield from ()
+
+    @model_validator(mode="after")
+    def _has_no_conflict(self) -> Self:
+        for error in self.conflicts():
+            raise error
+        return self
 
 
 def named_settings(message: str) -> list[str]:
@@ -79,17 +91,15 @@ class UserFunctionConfig(BaseConfig):
     kwargs: dict[str, Any] = {}
     """Additional keyword arguments of the function."""
 
-    @model_validator(mode="after")
-    def _names_a_function(self) -> Self:
+    def conflicts(self) -> Conflicts:
         module, _, function = self.import_path.rpartition(":")
         if not module or not function.isidentifier():
-            raise conflict(
+            yield conflict(
                 f"`import_path` = {self.import_path!r} does not name a function",
                 "import_path",
                 hint="write `module:function` or `path/to/file.py:function`",
                 code="BK-CONFIG-VALUE",
             )
-        return self
 
 
 Quantization = Literal["4bit", "8bit"]
@@ -189,17 +199,15 @@ class CheckpointConfig(BaseConfig):
     store_timeout: PositiveInt = 1800
     """Time limit for remaining uploads at the end of a run, in seconds."""
 
-    @model_validator(mode="after")
-    def _store_is_valid(self) -> Self:
+    def conflicts(self) -> Conflicts:
         if self.store is not None and not _STORE.fullmatch(self.store):
-            raise conflict(  # the address may contain a key, so it is not shown
+            yield conflict(  # the address may contain a key, so it is not shown
                 "`store` is not a valid address: expected s3://bucket/prefix or gs://bucket/prefix, with a "
                 "prefix of A-Z a-z 0-9 . _ = + - /",
                 hint="use one prefix per run; set credentials where the store's own tools read them, and the "
                 "address of another S3 service in AWS_ENDPOINT_URL",
                 code="BK-CONFIG-VALUE",
             )
-        return self
 
 
 class ClientConfig(BaseConfig):

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Tag, model_validator
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Tag
 
 from buckeye.config.losses import LossConfig, MaskedRatioLossConfig, ReinforceLossConfig
 from buckeye.config.shared import (
     BaseConfig,
     CheckpointConfig,
+    Conflicts,
     LogConfig,
     Quantization,
     WandbConfig,
@@ -116,33 +117,31 @@ class ModelConfig(BaseConfig):
     experimental: ExperimentalConfig = ExperimentalConfig()
     """Experimental settings, which may change."""
 
-    @model_validator(mode="after")
-    def _sharding_fits(self) -> ModelConfig:
+    def conflicts(self) -> Conflicts:
         if self.sharding == "none" and (self.dp_replicate > 1 or self.fsdp_cpu_offload):
             name = "dp_replicate" if self.dp_replicate > 1 else "fsdp_cpu_offload"
             message = f'`{name}` requires shards, and `sharding` = "none" makes none'
-            raise conflict(message, hint="leave one of the two out")
+            yield conflict(message, hint="leave one of the two out")
         if self.experimental.lora is not None and self.tp > 1:
             message = f"`tp` = {self.tp} cannot divide the adapters of `experimental.lora`"
-            raise conflict(message, hint="set `tp` to 1")
+            yield conflict(message, hint="set `tp` to 1")
         if self.quantization is not None and self.experimental.lora is None:
             message = "only an adapter can be trained on the rounded weights of `quantization`"
-            raise conflict(message, hint="set `experimental.lora`, or leave `quantization` out")
+            yield conflict(message, hint="set `experimental.lora`, or leave `quantization` out")
         if self.quantization is not None and (
             self.sharding == "full" or self.tp > 1 or self.dp_replicate > 1
         ):
-            raise conflict(
+            yield conflict(
                 "the rounded weights of `quantization` cannot be divided among ranks",
                 hint='set `sharding` to "none"',
             )
         if self.load_using_meta and (self.experimental.lora is not None or self.adapter is not None):
             name = "adapter" if self.experimental.lora is None else "experimental.lora"
-            raise conflict(
+            yield conflict(
                 f"`{name}` requires a model that each rank loads completely, and `load_using_meta` loads "
                 "shards",
                 hint="leave `load_using_meta` out",
             )
-        return self
 
 
 class BaseOptimizerConfig(BaseConfig):
@@ -268,14 +267,12 @@ class WeightsConfig(BaseConfig):
     """Steps between two measurements of the part of the update that the stored weights contain. Before the
     first of these steps, steps 1, 2, 4, ... are also measured. None: off."""
 
-    @model_validator(mode="after")
-    def _stochastic_is_bfloat16(self) -> WeightsConfig:
+    def conflicts(self) -> Conflicts:
         if self.rounding == "stochastic" and self.dtype not in ("auto", "bfloat16"):
-            raise conflict(
+            yield conflict(
                 f'`rounding` = "stochastic" requires bfloat16, and `dtype` is {self.dtype}',
                 hint="leave one of the two out",
             )
-        return self
 
 
 class TrainerCheckpointConfig(CheckpointConfig):
@@ -295,12 +292,10 @@ class TrainedBatchesConfig(BaseConfig):
     record_order: bool = False
     """Keep all batches in order, regardless of max_bytes, so that `rl replay --all` can repeat the run."""
 
-    @model_validator(mode="after")
-    def _keeps_all_or_a_number(self) -> TrainedBatchesConfig:
+    def conflicts(self) -> Conflicts:
         if self.record_order and self.keep is not None:
             message = f"`record_order` keeps every batch, and `keep` is {self.keep}"
-            raise conflict(message, hint="leave `keep` out")
-        return self
+            yield conflict(message, hint="leave `keep` out")
 
 
 class SupervisedConfig(BaseConfig):
@@ -338,14 +333,12 @@ class TrainingConfig(BaseConfig):
     dist_timeout_seconds: PositiveInt = 600
     """Timeout of collective operations between ranks, in seconds."""
 
-    @model_validator(mode="after")
-    def _optimizer_fits(self) -> Self:
+    def conflicts(self) -> Conflicts:
         model = self.model
         is_sharded = model.sharding == "full" or model.dp_replicate > 1 or model.tp > 1
         if self.optim.type == "adamw8bit" and is_sharded:
             message = "`optim.type` = adamw8bit cannot update a sharded model"
-            raise conflict(message, hint="use adamw, whose moments are sharded too")
-        return self
+            yield conflict(message, hint="use adamw, whose moments are sharded too")
 
 
 class TrainerConfig(TrainingConfig):
@@ -383,15 +376,14 @@ class TrainerConfig(TrainingConfig):
                 "correct the updates after the first one; use cispo or ppo, for example"
             )
 
-    @model_validator(mode="after")
-    def _adapter_is_not_rounded(self) -> TrainerConfig:
+    def conflicts(self) -> Conflicts:
+        yield from super().conflicts()
         weights = self.weights
         if self.model.experimental.lora is not None and (
             weights.dtype not in ("auto", "float32") or weights.rounding == "stochastic"
         ):
-            raise conflict(
+            yield conflict(
                 "`weights` cannot round an adapter of `model.experimental.lora`, which is published in "
                 "float32",
                 hint="leave weights.dtype and weights.rounding out",
             )
-        return self
