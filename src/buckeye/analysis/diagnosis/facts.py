@@ -93,6 +93,10 @@ class DiagnosisFacts:
         """Change of the reward; None without two batches."""
         return outcome_of(self.steps)
 
+    def is_flat(self, least: float = 0) -> bool:
+        """Return True if the reward has not risen in at least `least` steps, with tasks left to solve."""
+        return self.outcome is not None and self.outcome.is_flat and self.outcome.steps >= least
+
     def early_mean(self, name: str) -> float | None:
         """Return the mean of a metric over the first steps; None if it is not recorded."""
         known = [value for step, value in self.values(name).items() if step <= self.early]
@@ -120,6 +124,19 @@ class DiagnosisFacts:
         """
         sql = sql.replace("{trained}", _TRAINED).replace("{evaluated}", _EVALUATED)
         return self.run.query(sql.replace("{until}", str(self.until)), *values)
+
+    def rollouts(
+        self, where: str, *values: Any, columns: str = "NULL"
+    ) -> Iterator[tuple[RecordedRollout, list[Any]]]:
+        """Yield the readable rollouts of a query, with further `columns` of the index.
+
+        `where` is the query after `WHERE`, as in `query`.
+        """
+        sql = f"SELECT path, at, bytes, grp, number, {columns} FROM rollouts WHERE {where}"  # noqa: S608  constant
+        for *place, row in ((*row[:5], list(row[5:])) for row in self.query(sql, *values)):
+            rollout = self.run.text_at(*place)
+            if rollout is not None:
+                yield rollout, row
 
     @cached_property
     def evaluations(self) -> list[list[float]]:
@@ -180,14 +197,10 @@ class DiagnosisFacts:
 
     def first_rollouts(self, split: str, count: int) -> list[RecordedRollout]:
         """Return one rollout for each of the first `count` different prompts of a split."""
-        rows = self.query(
-            "SELECT path, at, bytes, grp, number, min(step) FROM rollouts WHERE split = ? "
-            "AND step <= {until} AND prompt IS NOT NULL GROUP BY prompt ORDER BY step, grp LIMIT ?",
-            split,
-            count,
+        where = (
+            "split = ? AND step <= {until} AND prompt IS NOT NULL GROUP BY prompt ORDER BY step, grp LIMIT ?"
         )
-        found = (self.run.text_at(*row[:5]) for row in rows)
-        return [rollout for rollout in found if rollout is not None]
+        return [rollout for rollout, _ in self.rollouts(where, split, count, columns="min(step)")]
 
     def samples(
         self, columns: str, batches: Sequence[TrainedStep] | None = None
@@ -274,32 +287,24 @@ class DiagnosisFacts:
 
     def _has_reply_with(self, place: Place, beginning: str) -> bool:
         """Return True if a reply of the rollout at a place begins with a text."""
-        rows = self.query(
-            "SELECT path, at, bytes, grp, number FROM rollouts WHERE {trained} AND step = ? AND grp = ? "
-            "AND number = ?",
-            *place,
-        )
-        rollouts = [rollout for row in rows if (rollout := self.run.text_at(*row)) is not None]
         return any(
             message.get("role") == "assistant" and str(message.get("content")).lstrip().startswith(beginning)
-            for rollout in rollouts
+            for rollout, _ in self.rollouts("{trained} AND step = ? AND grp = ? AND number = ?", *place)
             for message in rollout.messages
         )
 
     @cached_property
     def recorded_share(self) -> float:
         """Number of recorded tokens of some complete replies, relative to the tokens of their texts."""
-        rows = self.query(
-            "SELECT path, at, bytes, grp, number, completion_tokens FROM rollouts WHERE {trained} "
-            "AND turns = 1 AND NOT truncated AND NOT cut ORDER BY step LIMIT ?",
-            _MOST_TEXTS,
-        )
-        rollouts = [self.run.text_at(*row[:5]) for row in rows] if self.tokenizer is not None else []
-        texts = [str(one.messages[-1].get("content")) for one in rollouts if one is not None and one.messages]
-        if self.tokenizer is None or len(texts) < len(rows):
+        if self.tokenizer is None:
             return 1.0
+        where = "{trained} AND turns = 1 AND NOT truncated AND NOT cut ORDER BY step LIMIT ?"
+        found = self.rollouts(where, _MOST_TEXTS, columns="completion_tokens")
+        texts = [
+            (str(one.messages[-1].get("content")), count or 0) for one, (count,) in found if one.messages
+        ]
         # replies with invalid bytes have other tokens than their texts
-        known = [(text, row[5] or 0) for text, row in zip(texts, rows, strict=True) if "\ufffd" not in text]
+        known = [(text, count) for text, count in texts if "\ufffd" not in text]
         encodings = self.tokenizer.encode_batch([text for text, _ in known], add_special_tokens=False)
         encoded = sum(len(encoding.ids) for encoding in encodings)
         return sum(count for _, count in known) / encoded if encoded else 1.0

@@ -1,4 +1,4 @@
-"""Checks of the answers of tasks: training has all kinds of held-out answers, and they fit their prompts.
+"""Checks of held-out tasks and answers: training has all kinds of them, and answers fit their prompts.
 
 An answer is a reply with the highest reward.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -19,6 +20,7 @@ from buckeye.analysis.diagnosis.statistics import cross_validated_fit, share_int
 _EQUAL = 1e-6
 _MIN_TASKS = 10
 _MIN_TRAINED = 20  # tasks
+_PROMPTS = 100
 _MOST_REPLIES = 1000
 _MOST_WORDS = 200
 _MOST_COMMON_REPLIES = 8
@@ -40,19 +42,52 @@ def narrow_answers(facts: DiagnosisFacts) -> Result:
     ((tasks,),) = facts.query("SELECT count(DISTINCT env || ':' || task) FROM rollouts WHERE {trained}")
     if min(len(train), len(evaluated)) < _MIN_TASKS or len(train) < _NEARLY_ALL * tasks:
         return None
-    known, recurring = (
-        {answer for answer, count in Counter(chain(*found.values())).items() if count >= 0.1 * len(found)}
-        for found in (train, evaluated)
-    )
-    if not known or not known <= set[str]().union(*evaluated.values()):  # another task
+    kinds = "held-out tasks have a common answer"
+    return _narrow(facts, "narrow_answers", [*train.values()], [*evaluated.values()], kinds, least=0.2)
+
+
+def narrow_tasks(facts: DiagnosisFacts) -> Result:
+    """Find held-out tasks of kinds that training lacks, if training does not help them.
+
+    A kind is a word without digits that a tenth of the held-out prompts have, and no training prompt has. All
+    common words of the training prompts must be in held-out prompts too, else these are another task.
+    """
+    if not facts.evaluation_lags:
         return None
-    missing = recurring.difference(*train.values())
-    affected = sum(bool(answers & missing) for answers in evaluated.values())
-    measured = f"{affected} of {len(evaluated)} held-out tasks have a common answer that training lacks"
-    if share_interval(affected, len(evaluated), 2.0)[0] < 0.2:
+    train, evaluated = (
+        [
+            {word for word in prompt_text(rollout).split() if not any(map(str.isdigit, word))}
+            for rollout in facts.first_rollouts(split, _PROMPTS)
+        ]
+        for split in ("train", "eval")
+    )
+    if min(len(train), len(evaluated)) < _MIN_TASKS:
+        return None
+    return _narrow(facts, "narrow_tasks", train, evaluated, "held-out prompts have a common word", least=0.3)
+
+
+def _narrow(
+    facts: DiagnosisFacts,
+    name: str,
+    train: Sequence[set[str]],
+    evaluated: Sequence[set[str]],
+    kinds: str,
+    *,
+    least: float,
+) -> Result:
+    """Find a share `least` of held-out tasks with items that recur in them, and that training lacks.
+
+    Nothing is found if training has common items that held-out tasks lack: these are another task.
+    """
+    missing, other = (
+        {one for one, count in Counter(chain(*ours)).items() if count >= 0.1 * len(ours)}.difference(*theirs)
+        for ours, theirs in ((evaluated, train), (train, evaluated))
+    )
+    affected = sum(bool(items & missing) for items in evaluated)
+    measured = f"{affected} of {len(evaluated)} {kinds} that training lacks"
+    if other or share_interval(affected, len(evaluated), 2.0)[0] < least:
         return measured
-    names = ", ".join(repr(answer[:40]) for answer in sorted(missing)[:5])
-    return facts.finding("narrow_answers", f"{measured}: {names}")
+    return facts.finding(name, f"{measured}: {', '.join(repr(one[:40]) for one in sorted(missing)[:5])}")
 
 
 def unrelated_answers(facts: DiagnosisFacts) -> Result:
@@ -61,7 +96,7 @@ def unrelated_answers(facts: DiagnosisFacts) -> Result:
     The dependence is the correlation of the rewards of common replies with their prediction from the words,
     cross-validated over tasks. This is evidence only if no other link is broken.
     """
-    if facts.outcome is None or not facts.outcome.is_flat or facts.evaluates_other_tasks:
+    if not facts.is_flat() or facts.evaluates_other_tasks:
         return None
     train, evaluated = (_replies(facts, split) for split in ("train", "eval"))
     counts = Counter(chain.from_iterable(train.words.values()))
@@ -98,17 +133,13 @@ class _Replies:
 
 
 def _replies(facts: DiagnosisFacts, split: str) -> _Replies:
-    rows = facts.query(
-        "SELECT path, at, bytes, grp, number, env || ':' || task, reward, min(step) FROM rollouts "
-        "WHERE split = ? AND retried = 0 AND reward IS NOT NULL AND step <= {until} "
-        "GROUP BY env, task, text ORDER BY count(*) DESC LIMIT ?",
-        split,
-        _MOST_REPLIES,
+    where = (
+        "split = ? AND retried = 0 AND reward IS NOT NULL AND step <= {until} "
+        "GROUP BY env, task, text ORDER BY count(*) DESC LIMIT ?"
     )
-    found = _Replies()
-    for *place, task, reward, _ in rows:
-        rollout = facts.run.text_at(*place)
-        if rollout is not None and rollout.messages:
+    found, columns = _Replies(), "env || ':' || task, reward, min(step)"
+    for rollout, (task, reward, _) in facts.rollouts(where, split, _MOST_REPLIES, columns=columns):
+        if rollout.messages:
             reply = str(rollout.messages[-1].get("content")).strip()
             found.rewards.setdefault(reply, {}).setdefault(task, reward)
             found.words.setdefault(task, set(_WORD.findall(prompt_text(rollout).lower())))

@@ -111,14 +111,8 @@ def slow_environment(facts: DiagnosisFacts) -> Result:
 def observations(facts: DiagnosisFacts) -> Result:
     """Find observations that are empty, cut, equal for all actions, or missing in what the model reads."""
     texts, whole, actions, missing = Counter[str](), list[str](), set[str](), 0
-    for place in facts.query(
-        "SELECT path, at, bytes, grp, number FROM rollouts WHERE {trained} AND turns > 1 "
-        "ORDER BY step DESC, grp, number LIMIT ?",
-        _READ,
-    ):
-        rollout = facts.run.text_at(*place)
-        if rollout is None:
-            continue
+    where = "{trained} AND turns > 1 ORDER BY step DESC, grp, number LIMIT ?"
+    for rollout, _ in facts.rollouts(where, _READ):
         told = "".join("".join(rollout.text).split())
         replies = [at for at, one in enumerate(rollout.messages) if one.get("role") == "assistant"]
         for at in range(replies[0] + 1, replies[-1]) if replies else ():
@@ -180,15 +174,9 @@ def stale_observations(facts: DiagnosisFacts) -> Result:
 
 def _first_of_turns(facts: DiagnosisFacts, least: int) -> Iterator[tuple[str, RecordedRollout]]:
     """Yield the first rollouts of at least `least` turns, with their tasks."""
-    for *place, task in facts.query(
-        "SELECT path, at, bytes, grp, number, task FROM rollouts WHERE {trained} AND turns >= ? "
-        "ORDER BY step, grp, number LIMIT ?",
-        least,
-        _COMPARED,
-    ):
-        rollout = facts.run.text_at(*place)
-        if rollout is not None:
-            yield task, rollout
+    where = "{trained} AND turns >= ? ORDER BY step, grp, number LIMIT ?"
+    for rollout, (task,) in facts.rollouts(where, least, _COMPARED, columns="task"):
+        yield task, rollout
 
 
 def equal_observations(facts: DiagnosisFacts) -> Result:
@@ -196,7 +184,7 @@ def equal_observations(facts: DiagnosisFacts) -> Result:
 
     It should depend on the task if evaluations get others, and equal replies get different rewards.
     """
-    if facts.outcome is None or not facts.outcome.is_flat:
+    if not facts.is_flat():
         return None
     seen, tasks, rewards = set[str](), set[str](), defaultdict[str, dict[str, float]](dict)
     for task, rollout in _first_of_turns(facts, 2):
@@ -293,7 +281,7 @@ def unrepeatable_observations(facts: DiagnosisFacts) -> Result:
 
     An environment with chance has them too, so this is evidence only if no other link is broken.
     """
-    if facts.outcome is None or not facts.outcome.is_flat:
+    if not facts.is_flat():
         return None
     seen = defaultdict[tuple[str, ...], list[str]](list)
     for task, rollout in _first_of_turns(facts, 2):

@@ -110,7 +110,7 @@ def no_baseline(facts: DiagnosisFacts) -> Result:
     if count < _MIN_TOKENS or not square:
         return None
     measured = f"{mean * mean / square:.0%} of the size of the advantages is their common mean"
-    if facts.outcome is None or not facts.outcome.is_flat or mean * mean < _MOST_COMMON * square:
+    if not facts.is_flat() or mean * mean < _MOST_COMMON * square:
         return measured
     return facts.finding("no_baseline", f"{measured} ({mean:.3g})", facts.early)
 
@@ -125,30 +125,25 @@ def misplaced_advantages(facts: DiagnosisFacts) -> Result:
             groups |= _recompute(recorded, settings, kept.batch.step)
         if not facts.run.setting("orchestrator.teacher"):  # it changes the advantage of each token
             samples |= _compare_samples(facts, kept, recorded)
+    kinds: tuple[tuple[Mapping[Any, bool], int, str], ...] = (
+        (groups, 10, "groups have other advantages than the settings define for their rewards"),
+        (samples, 20, "samples have an advantage or tokens that differ from those of their rollout"),
+    )
     found = [
-        _wrong_finding(
-            facts, groups, 10, "groups have other advantages than the settings define for their rewards"
-        ),
-        _wrong_finding(
-            facts, samples, 20, "samples have an advantage or tokens that differ from those of their rollout"
-        ),
+        facts.share_finding(
+            "advantages_misplaced",
+            [place for place, wrong in is_wrong.items() if wrong],
+            len(is_wrong),
+            what,
+            most=0.05,
+            least=least,
+            errors=SURE,
+            confidence="sure",
+        )
+        for is_wrong, least, what in kinds
     ]
     findings = [one for one in found if isinstance(one, Finding)]
     return findings[0] if findings else "; ".join(one for one in found if isinstance(one, str)) or None
-
-
-def _wrong_finding(facts: DiagnosisFacts, is_wrong: Mapping[Any, bool], least: int, what: str) -> Result:
-    wrong = [place for place, wrong in is_wrong.items() if wrong]
-    return facts.share_finding(
-        "advantages_misplaced",
-        wrong,
-        len(is_wrong),
-        what,
-        most=0.05,
-        least=least,
-        errors=SURE,
-        confidence="sure",
-    )
 
 
 _ADVANTAGE = TypeAdapter[Any](AdvantageConfig | None)
@@ -425,12 +420,10 @@ def updates_miss_advantages(facts: DiagnosisFacts) -> Result:
 
     This is evidence only if no other link is broken, so it is not in `CHECKS`.
     """
-    outcome, values = facts.outcome, list(facts.values("trainer/update/agreement").values())[:_FIRST_UPDATES]
-    if outcome is None or not outcome.is_flat or outcome.steps < LONG or len(values) < 3:
+    values = list(facts.values("trainer/update/agreement").values())[:_FIRST_UPDATES]
+    if not facts.is_flat(LONG) or len(values) < 3 or mean_interval(values, 2.0)[1] > _LEAST_AGREEMENT:
         return None
-    if mean_interval(values, 2.0)[1] > _LEAST_AGREEMENT:
-        return None
-    seen = f"the first updates agree only {np.mean(values):+.2f} with the advantages, and {outcome}"
+    seen = f"the first updates agree only {np.mean(values):+.2f} with the advantages, and {facts.outcome}"
     return facts.finding("update_against_advantages", seen)
 
 

@@ -69,7 +69,7 @@ def no_assistant_header(facts: DiagnosisFacts) -> Result:
 
 def template_unfit(facts: DiagnosisFacts) -> Result:
     """Find prompts without the tokens that open a message in the model's tokenizer, if nothing is learned."""
-    if facts.tokenizer is None or facts.outcome is None or not facts.outcome.is_flat:
+    if facts.tokenizer is None or not facts.is_flat():
         return None
     added = facts.tokenizer.get_added_tokens_decoder()
     opening = {number: token.content for number, token in added.items() if _OPENING.fullmatch(token.content)}

@@ -103,13 +103,8 @@ def _harder_sampling(facts: DiagnosisFacts) -> Iterator[str]:
 
 def _system_prompt(facts: DiagnosisFacts, split: str) -> str | None:
     """Return the most common system prompt of a split, "" for none; None if unknown."""
-    rows = facts.query(
-        "SELECT path, at, bytes, grp, number FROM rollouts WHERE split = ? AND reward IS NOT NULL "
-        "AND step <= {until} ORDER BY step DESC, grp LIMIT 9",
-        split,
-    )
-    rollouts = [facts.run.text_at(*row) for row in rows]
-    first = [rollout.messages[0] for rollout in rollouts if rollout is not None and rollout.messages]
+    where = "split = ? AND reward IS NOT NULL AND step <= {until} ORDER BY step DESC, grp LIMIT 9"
+    first = [rollout.messages[0] for rollout, _ in facts.rollouts(where, split) if rollout.messages]
     if len(first) < 3:
         return None
     systems = [str(message.get("content")) if message.get("role") == "system" else "" for message in first]

@@ -126,7 +126,7 @@ def sometimes_random(facts: DiagnosisFacts) -> Result:
     A judge with noise gives nearly all of them different rewards; state that rollouts share changes some.
     This is evidence only if no other link is broken, so it is not in `CHECKS`.
     """
-    if facts.outcome is None or not facts.outcome.is_flat:
+    if not facts.is_flat():
         return None
     rows, other = _repeated_replies(facts)
     low, high = share_interval(len(other), len(rows), 2.0)
@@ -304,7 +304,7 @@ def unlearned_rewards(facts: DiagnosisFacts) -> Result:
     This is evidence only if no other link is broken, so it is not in `CHECKS`.
     """
     spread = facts.values("orchestrator/batch/with_spread").values()
-    if facts.outcome is None or not facts.outcome.is_flat or facts.outcome.steps < 1.5 * LONG:
+    if not facts.is_flat(1.5 * LONG):
         return None
     evaluations = facts.evaluations
     is_better = len(evaluations) > 1 and is_below(evaluations[0], evaluations[-1], 1.0)

@@ -111,7 +111,7 @@ def stale_samples(facts: DiagnosisFacts) -> Result:
     This is evidence only if no other link is broken, so it is not in `CHECKS`.
     """
     ages = list(facts.values("trainer/staleness_mean").values())
-    if not ages or facts.outcome is None or not facts.outcome.is_flat or np.mean(ages) < _OLD:
+    if not ages or not facts.is_flat() or np.mean(ages) < _OLD:
         return None
     return facts.finding(
         "stale_samples", f"trained tokens are of weights {np.mean(ages):.1f} steps old on average"

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
 
 from buckeye.analysis.diagnosis.facts import LONG, RECENT, DiagnosisFacts, Result, prompt_text
+from buckeye.analysis.diagnosis.links.answers import narrow_tasks
 from buckeye.analysis.diagnosis.prompts import continuations, cut_texts, token_features
 from buckeye.analysis.diagnosis.statistics import centered, explained_by_window, is_below, share_interval
 from buckeye.base.columns import counted
@@ -154,14 +154,9 @@ def answer_in_prompt(facts: DiagnosisFacts) -> Result:
 
 def _are_options(facts: DiagnosisFacts, best: float) -> bool:
     """Return True if the answers with the highest reward are several, and nearly all prompts have them."""
-    rows = facts.query(
-        "SELECT path, at, bytes, grp, number FROM rollouts WHERE {trained} AND echoes = 1 AND reward >= ? "
-        "ORDER BY step, grp, number LIMIT ?",
-        best - _EQUAL,
-        _PROMPTS,
-    )
-    rollouts = [rollout for row in rows if (rollout := facts.run.text_at(*row)) is not None]
-    answers = {str(rollout.messages[-1].get("content")).strip() for rollout in rollouts if rollout.messages}
+    where = "{trained} AND echoes = 1 AND reward >= ? ORDER BY step, grp, number LIMIT ?"
+    rollouts = facts.rollouts(where, best - _EQUAL, _PROMPTS)
+    answers = {str(one.messages[-1].get("content")).strip() for one, _ in rollouts if one.messages}
     prompts = [prompt_text(rollout) for rollout in facts.first_rollouts("train", _PROMPTS)]
     contained = [answer in prompt for answer in answers for prompt in prompts]
     return len(answers) > 1 and len(prompts) > 1 and float(np.mean(contained)) > _NEARLY_ALL
@@ -221,16 +216,14 @@ def _compare_splits(facts: DiagnosisFacts, prompts: Sequence[int]) -> tuple[int,
     Return the number of prompts with only equal continuations, and with others; and True if continuations
     differ between prompts, so that equal ones are evidence.
     """
-    query = (
-        "SELECT path, at, bytes, grp, number FROM rollouts WHERE split = ? AND retried = 0 "
-        "AND reward IS NOT NULL AND prompt = ? AND step <= {until} ORDER BY step LIMIT ?"
+    where = (
+        "split = ? AND retried = 0 AND reward IS NOT NULL AND prompt = ? AND step <= {until} "
+        "ORDER BY step LIMIT ?"
     )
     equal, differing, outcomes = 0, 0, set[frozenset[str]]()
     for prompt in prompts[:_COMPARED_PROMPTS]:
         trained, evaluated = (
-            _continued(
-                facts.run.text_at(*place) for place in facts.query(query, split, prompt, _COMPARED_ROLLOUTS)
-            )
+            _continued(rollout for rollout, _ in facts.rollouts(where, split, prompt, _COMPARED_ROLLOUTS))
             for split in ("train", "eval")
         )
         shared = trained.keys() & evaluated.keys()
@@ -241,14 +234,13 @@ def _compare_splits(facts: DiagnosisFacts, prompts: Sequence[int]) -> tuple[int,
     return equal, differing, len(outcomes) > 1
 
 
-def _continued(rollouts: Iterable[RecordedRollout | None]) -> dict[tuple[str, ...], set[str]]:
+def _continued(rollouts: Iterable[RecordedRollout]) -> dict[tuple[str, ...], set[str]]:
     """Return the observations, and at the end the rewards, after the contents of all messages before."""
     found = defaultdict[tuple[str, ...], set[str]](set)
     for rollout in rollouts:
-        if rollout is not None:
-            for before, observation in continuations(rollout):
-                found[before].add(observation)
-            found[tuple(str(one.get("content")) for one in rollout.messages)].add(f"{rollout.reward:.6g}")
+        for before, observation in continuations(rollout):
+            found[before].add(observation)
+        found[tuple(str(one.get("content")) for one in rollout.messages)].add(f"{rollout.reward:.6g}")
     return found
 
 
@@ -263,35 +255,6 @@ def cut_prompts(facts: DiagnosisFacts) -> Result:
     count, longest, words = cut
     measured = f"{count} of {len(texts)} prompts end with a letter after {longest} characters"
     return facts.finding("cut_prompts", f"{measured}, with the parts of words {words[:3]}", facts.early)
-
-
-def narrow_tasks(facts: DiagnosisFacts) -> Result:
-    """Find held-out tasks of kinds that training lacks, if training does not help them.
-
-    A kind is a word without digits that a tenth of the held-out prompts have, and no training prompt has. All
-    common words of the training prompts must be in held-out prompts too, else these are another task.
-    """
-    if not facts.evaluation_lags:
-        return None
-    train, evaluated = (
-        [set(prompt_text(rollout).split()) for rollout in facts.first_rollouts(split, _PROMPTS)]
-        for split in ("train", "eval")
-    )
-    if min(len(train), len(evaluated)) < _MIN_PROMPTS:
-        return None
-    (missing, other) = (
-        {
-            word
-            for word, count in Counter(chain(*ours)).items()
-            if count >= 0.1 * len(ours) and not any(map(str.isdigit, word))
-        }.difference(*theirs)
-        for ours, theirs in ((evaluated, train), (train, evaluated))
-    )
-    affected = sum(bool(words & missing) for words in evaluated)
-    measured = f"{affected} of {len(evaluated)} held-out prompts have a common word that training lacks"
-    if other or share_interval(affected, len(evaluated), 2.0)[0] < 0.3:
-        return measured
-    return facts.finding("narrow_tasks", f"{measured}: {', '.join(sorted(missing)[:5])}")
 
 
 def few_tasks(facts: DiagnosisFacts) -> Result:
@@ -312,7 +275,7 @@ def incomplete_prompts(facts: DiagnosisFacts) -> Result:
 
     This is evidence only if no other link is broken, so it is not in `CHECKS`.
     """
-    if facts.outcome is None or not facts.outcome.is_flat:
+    if not facts.is_flat():
         return None
     ((tasks, prompts, turns, task),) = facts.query(
         "SELECT count(DISTINCT env || task), count(DISTINCT env || prompt), max(turns), min(task) "
@@ -330,8 +293,8 @@ def unused_prompts(facts: DiagnosisFacts) -> Result:
     The dependence is the adjusted R^2 of the features of replies, centered by step, on their groups. Noisy
     rewards prove nothing. Others are evidence only if no other link is broken, so this is not in `CHECKS`.
     """
-    outcome, spread = facts.outcome, facts.values("orchestrator/batch/with_spread").values()
-    if outcome is None or not outcome.is_flat or outcome.steps < LONG or np.mean([*spread]) < 0.3:
+    spread = facts.values("orchestrator/batch/with_spread").values()
+    if not facts.is_flat(LONG) or np.mean([*spread]) < 0.3:
         return None
     steps, groups, features = list[int](), list[int](), list[npt.NDArray[np.float64]]()
     rewards, is_repeated = defaultdict[bytes, dict[str, float]](dict), list[bool]()
