@@ -7,7 +7,6 @@ import sys
 
 import pytest
 
-from buckeye.cli.removed import REMOVED_COMMANDS
 from buckeye.cli.tree import child_commands
 from tests.command import run_here
 
@@ -100,10 +99,3 @@ def test_unknown_flag_for_tasks_suggests_the_right_one(command, right, word, tmp
 def test_flag_of_another_program_suggests_the_one_of_the_command(command, right, tmp_path):
     done = run_here(*command.split(), cwd=tmp_path)
     assert (done.returncode, f"Did you mean {right}?" in done.stderr) == (2, True), done.stderr
-
-
-@pytest.mark.parametrize("command", REMOVED_COMMANDS)
-def test_a_removed_command_names_its_replacement(command, tmp_path):
-    done = run_here(*command.split(), "x", "--json", cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert f"`{REMOVED_COMMANDS[command]}`" in done.stderr

@@ -9,11 +9,9 @@ from typing import Literal
 
 from buckeye import runs
 from buckeye.analysis.comparison.curves import (
-    EvaluationComparison,
     MeanInterval,
     Point,
     StepsComparison,
-    compare_evaluations,
     compare_steps,
     points_of,
 )
@@ -25,6 +23,7 @@ from buckeye.analysis.comparison.differences import (
     different_settings,
     different_versions,
 )
+from buckeye.analysis.comparison.evaluations import EvaluationComparison, compare_evaluations
 from buckeye.launch.changed_settings import SettingChange, settings_history
 
 VerdictOutcome = Literal["better", "worse", "not told apart", "not comparable"]

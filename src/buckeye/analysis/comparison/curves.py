@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from buckeye.monitor.intervals import mean_over_tasks, paired_difference, student_quantile
+from buckeye.monitor.intervals import Estimate, mean_over_tasks, paired_difference, student_quantile
 from buckeye.runs import Run
 
 _PARTS = 4
@@ -117,8 +117,7 @@ def mean_of(values: Iterable[float]) -> MeanInterval | None:
     if len(known) < 2:
         return MeanInterval(value=known[0], low=None, high=None, n=1)
     if _are_shares(known):
-        found = mean_over_tasks(known, range(len(known)))
-        return MeanInterval(value=found.value, low=found.low, high=found.high, n=found.n)
+        return _interval_of(mean_over_tasks(known, range(len(known))))
     return _mean(statistics.fmean(known), _error(known), len(known) - 1, len(known))
 
 
@@ -146,6 +145,10 @@ def difference_of(
     return found, False
 
 
+def _interval_of(found: Estimate) -> MeanInterval:
+    return MeanInterval(value=found.value, low=found.low, high=found.high, n=found.n)
+
+
 def _are_shares(values: Iterable[float]) -> bool:
     return all(0.0 <= value <= 1.0 for value in values)
 
@@ -153,8 +156,7 @@ def _are_shares(values: Iterable[float]) -> bool:
 def paired_mean(these: Sequence[float], others: Sequence[float]) -> MeanInterval:
     """Return the mean of `others` minus `these`, task by task, with its interval. Needs at least one task."""
     if _are_shares((*these, *others)):
-        found = paired_difference(these, others, range(len(these)))
-        return MeanInterval(value=found.value, low=found.low, high=found.high, n=found.n)
+        return _interval_of(paired_difference(these, others, range(len(these))))
     known = mean_of(b - a for a, b in zip(these, others, strict=True))
     assert known is not None  # tasks exist
     return known
@@ -170,41 +172,3 @@ def _mean(value: float, error: float, degrees: int, n: int) -> MeanInterval:
         return MeanInterval(value=value, low=None, high=None, n=n)
     half = student_quantile(degrees) * error
     return MeanInterval(value=value, low=value - half, high=value + half, n=n)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EvaluationComparison:
-    """Evaluations of one weights version in two runs, on their common tasks."""
-
-    version: int
-    a: MeanInterval
-    b: MeanInterval
-    difference: MeanInterval
-
-
-def compare_evaluations(a: Run, b: Run) -> list[EvaluationComparison]:
-    """Compare the evaluations of each version that both runs have evaluated, on their common tasks."""
-    these, others = _evaluations(a), _evaluations(b)
-    found = list[EvaluationComparison]()
-    for version in sorted(these.keys() & others.keys()):
-        shared = [task for task in these[version] if task in others[version]]
-        if shared:
-            in_a, in_b = ([run[version][task] for task in shared] for run in (these, others))
-            means = [mean for mean in map(mean_of, (in_a, in_b)) if mean is not None]
-            found.append(
-                EvaluationComparison(
-                    version=version, a=means[0], b=means[1], difference=paired_mean(in_a, in_b)
-                )
-            )
-    return found
-
-
-def _evaluations(run: Run) -> dict[int, dict[Hashable, float]]:
-    """Return the mean reward by version, then by task and prompt."""
-    found = defaultdict[int, dict[Hashable, float]](dict)
-    for step, *task, reward in run.query(
-        "SELECT step, task, prompt, avg(reward) FROM rollouts WHERE split = 'eval' AND "
-        "reward IS NOT NULL GROUP BY step, task, prompt"
-    ):
-        found[step][tuple(task)] = reward
-    return found

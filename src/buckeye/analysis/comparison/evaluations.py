@@ -1,9 +1,9 @@
-"""Compare two evaluations of `buckeye eval`, or the first and the last evaluation of a run, task by task."""
+"""Compare evaluations task by task: of two runs, of `buckeye eval`, or the first and the last of a run."""
 
 from __future__ import annotations
 
 import statistics
-from collections import defaultdict
+from collections import ChainMap, defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,9 +17,20 @@ from buckeye.errors import UsageError
 from buckeye.evaluation.rows import ROLLOUTS, EvalRow, read_rows
 from buckeye.evaluation.run_eval import SETTINGS
 from buckeye.monitor.conversation import content_text
+from buckeye.runs import Run
 
 _Rewards = Mapping[str, Mapping[Hashable, float]]
 """Mean reward by environment, then by task."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvaluationComparison:
+    """Evaluations of one weights version in two runs, on their common tasks."""
+
+    version: int
+    a: MeanInterval
+    b: MeanInterval
+    difference: MeanInterval
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,12 +75,7 @@ def compare_eval_folders(a: str, b: str) -> EvaluationsComparison:
 def compare_first_and_last(name: str) -> EvaluationsComparison:
     """Compare the first evaluation of a run with its last. Raise `UsageError` without two evaluations."""
     run = runs.open(name)
-    found = defaultdict[int, dict[str, dict[Hashable, float]]](lambda: defaultdict(dict))
-    for step, env, task, prompt, reward in run.query(
-        "SELECT step, env, task, prompt, avg(reward) FROM rollouts WHERE split = 'eval' AND "
-        "reward IS NOT NULL GROUP BY step, env, task, prompt"
-    ):
-        found[step][env][task, prompt] = reward
+    found = _rewards_of_run(run)
     if len(found) < 2:
         raise UsageError(
             f"run {run.path} has {len(found) or 'no'} evaluations; before and after need two",
@@ -83,6 +89,28 @@ def compare_first_and_last(name: str) -> EvaluationsComparison:
         settings=[],
         environments=_compare(found[min(found)], found[max(found)], first, last),
     )
+
+
+def compare_evaluations(a: Run, b: Run) -> list[EvaluationComparison]:
+    """Compare the evaluations of each version that both runs have evaluated, on their common tasks."""
+    runs_rewards = [_rewards_of_run(run) for run in (a, b)]
+    found = list[EvaluationComparison]()
+    for version in sorted(runs_rewards[0].keys() & runs_rewards[1].keys()):
+        these, others = (dict(ChainMap(*rewards[version].values())) for rewards in runs_rewards)
+        if (means := _means_of_shared(these, others)) is not None:
+            found.append(EvaluationComparison(version=version, a=means[0], b=means[1], difference=means[2]))
+    return found
+
+
+def _rewards_of_run(run: Run) -> dict[int, dict[str, dict[Hashable, float]]]:
+    """Return the mean reward by version, then by environment, then by task and prompt."""
+    found = defaultdict[int, dict[str, dict[Hashable, float]]](lambda: defaultdict(dict))
+    for step, env, task, prompt, reward in run.query(
+        "SELECT step, env, task, prompt, avg(reward) FROM rollouts WHERE split = 'eval' AND "
+        "reward IS NOT NULL GROUP BY step, env, task, prompt"
+    ):
+        found[step][env][task, prompt] = reward
+    return found
 
 
 def _read_settings(folder: Path) -> dict[str, Any]:
@@ -124,15 +152,20 @@ def _compare(a: _Rewards, b: _Rewards, name_a: str, name_b: str) -> list[Environ
 def _compare_environment(
     name: str, a: Mapping[Hashable, float], b: Mapping[Hashable, float]
 ) -> EnvironmentComparison | None:
+    if (means := _means_of_shared(a, b)) is None:
+        return None
+    return EnvironmentComparison(
+        environment=name, a=means[0], b=means[1], difference=means[2], unshared=len(a.keys() ^ b.keys())
+    )
+
+
+def _means_of_shared(
+    a: Mapping[Hashable, float], b: Mapping[Hashable, float]
+) -> tuple[MeanInterval, MeanInterval, MeanInterval] | None:
+    """Return the means of A and B on their common tasks, and B minus A; None without common tasks."""
     shared = [task for task in a if task in b]
     these, others = ([known[task] for task in shared] for known in (a, b))
     before, after = mean_of(these), mean_of(others)
     if before is None or after is None:
         return None
-    return EnvironmentComparison(
-        environment=name,
-        a=before,
-        b=after,
-        difference=paired_mean(these, others),
-        unshared=len(a.keys() ^ b.keys()),
-    )
+    return before, after, paired_mean(these, others)

@@ -109,12 +109,14 @@ class PreflightCheck:
     """A check, and the occasions when it runs.
 
     A start of `rl` runs the fast checks. `rl --dry-run` and `rl doctor --offline` run the checks that need no
-    network. `needs_config` is False for a check of the machine that needs no run.
+    network. `needs_config` is False for a check of the machine that needs no run. `after_model` is True for a
+    check that is left out if the check of the model has failed.
     """
 
     run: Callable[[PreflightContext], Check | Iterable[Check]]
     occasions: Sequence[Occasion] = _DOCTOR
     needs_config: bool = True
+    after_model: bool = False
 
 
 def run_preflight_checks(
@@ -122,7 +124,9 @@ def run_preflight_checks(
 ) -> list[Check]:
     """Run the checks of an occasion in order, and return all results so far."""
     for check in CHECKS if checks is None else checks:
-        if occasion in check.occasions and (context.config is not None or not check.needs_config):
+        if occasion not in check.occasions or (check.needs_config and context.config is None):
+            continue
+        if not (check.after_model and context.has_failed(MODEL)):
             result = check.run(context)
             context.results.extend([result] if isinstance(result, Check) else result)
     return context.results
@@ -138,14 +142,9 @@ def _model(context: PreflightContext) -> Check:
 
 def _model_on_hub(context: PreflightContext) -> Iterable[Check]:
     name = context.run.trainer.model.name
-    if context.model_path is None and not context.has_failed(MODEL):
+    if context.model_path is None:
         context.progress(f"looking up {name} on the Hugging Face hub")
         yield fetch_small_files(name)
-
-
-def _tokenizer(context: PreflightContext) -> Iterable[Check]:
-    if not context.has_failed(MODEL):
-        yield check_tokenizer(context.run)
 
 
 def _settings(context: PreflightContext) -> Iterable[Check]:
@@ -155,21 +154,6 @@ def _settings(context: PreflightContext) -> Iterable[Check]:
     for line in reference_warnings(context.run.trainer.loss):
         is_missing = bool(context.fetch)
         yield (failed if is_missing else warning)("settings", line, context.fetch)
-
-
-def _memory_plan(context: PreflightContext) -> Iterable[Check]:
-    if not context.has_failed(MODEL):
-        yield check_memory_plan(context.run, context.gpus)
-
-
-def _trainer(context: PreflightContext) -> Iterable[Check]:
-    if not context.has_failed(MODEL):
-        yield check_trainer(context.run, context.gpus)
-
-
-def _disk(context: PreflightContext) -> Iterable[Check]:
-    if not context.has_failed(MODEL):
-        yield check_disk(context.run, estimate_disk(context.run, context.model_path))
 
 
 def _tasks(context: PreflightContext) -> Iterator[Check]:
@@ -200,14 +184,22 @@ CHECKS: Sequence[PreflightCheck] = (
         needs_config=False,
     ),
     PreflightCheck(_model, _EVERY_TIME),
-    PreflightCheck(_model_on_hub, ("doctor",)),
-    PreflightCheck(_tokenizer, _EVERY_TIME),
+    PreflightCheck(_model_on_hub, ("doctor",), after_model=True),
+    PreflightCheck(lambda context: check_tokenizer(context.run), _EVERY_TIME, after_model=True),
     PreflightCheck(_settings, _EVERY_TIME),
     PreflightCheck(lambda context: check_processes(context.run, context.usable_model), _WITHOUT_NETWORK),
     PreflightCheck(lambda context: check_colocation(context.run, context.gpus), _WITHOUT_NETWORK),
-    PreflightCheck(_memory_plan, _BEFORE_RUNS),
-    PreflightCheck(_trainer, _WITHOUT_NETWORK),
-    PreflightCheck(_disk, _WITHOUT_NETWORK),
+    PreflightCheck(
+        lambda context: check_memory_plan(context.run, context.gpus), _BEFORE_RUNS, after_model=True
+    ),
+    PreflightCheck(
+        lambda context: check_trainer(context.run, context.gpus), _WITHOUT_NETWORK, after_model=True
+    ),
+    PreflightCheck(
+        lambda context: check_disk(context.run, estimate_disk(context.run, context.model_path)),
+        _WITHOUT_NETWORK,
+        after_model=True,
+    ),
     PreflightCheck(lambda context: check_ports(context.run)),
     PreflightCheck(lambda context: check_servers(context.run), _WITH_NETWORK),
     PreflightCheck(lambda context: check_store(context.run), _WITH_NETWORK),
