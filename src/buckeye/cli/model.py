@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Annotated, cast, get_args
+from typing import Annotated, Literal
 
 import typer
 
@@ -58,24 +58,17 @@ def model_import(
     file: Annotated[Path, typer.Argument(help="GGUF file.")],
     directory: Annotated[Path, typer.Argument(help="New directory for the model.")],
     precision: Annotated[
-        str,
-        typer.Option(
-            metavar="auto|float32|bfloat16",
-            help="Type of the weights. auto: float32 if the file has nothing else, else bfloat16.",
-        ),
+        Literal["auto", "float32", "bfloat16"],
+        typer.Option(help="Type of the weights. auto: float32 if the file has nothing else, else bfloat16."),
     ] = "auto",
     as_json: _Json = False,
 ) -> None:
     """Convert a GGUF file to a model directory, with tokenizer and chat template."""
     with status_line("importing torch"):
-        from buckeye.trainer.model.gguf import Precision, import_gguf
+        from buckeye.trainer.model.gguf import import_gguf
 
-    if precision not in get_args(Precision):
-        hint = f"Use {', '.join(get_args(Precision))}"
-        message = f"--precision: no type {precision!r}"
-        raise UsageError(message, code="BK-CLI-ARGUMENT", hint=hint)
     with status_line(f"reading {file}") as show:
-        parameters = import_gguf(file, directory, report=show, precision=cast(Precision, precision))
+        parameters = import_gguf(file, directory, report=show, precision=precision)
     _print_model(
         directory, parameters, f"{directory}: {parameters:,} parameters, from {file}", as_json=as_json
     )

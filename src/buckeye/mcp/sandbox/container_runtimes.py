@@ -27,12 +27,10 @@ _INSPECT_SECONDS = 15.0
 _PULL_SECONDS = 1800.0
 _REMOVE_SECONDS = 60.0
 _LABEL = "buckeye.gateway"
-IMAGE_RUNTIMES = ("docker", "podman", "apptainer", "chroot")
-"""Names of the runtimes for images, in order of preference."""
 
 
 def image_runtime(name: str, limits: SandboxLimits, owner: Path) -> Runtime:
-    """Return the runtime `name`, or for `auto` the first runtime that works.
+    """Return the runtime `name`, or for `auto` the first runtime below that works.
 
     `owner` is the gateway's private folder. Raises RuntimeUnavailableError if no runtime works, with the
     reason for each runtime.
