@@ -48,6 +48,12 @@ def test_schemas_are_written_and_accept_what_the_guide_writes(tmp_path):
     assert schema["additionalProperties"] is False
 
 
+def test_another_system_is_refused_before_anything_is_imported():
+    code = "import sys; sys.platform = 'darwin'; from buckeye.cli.main import main; main()"
+    done = run(sys.executable, "-c", code, "doctor")
+    assert (done.returncode, "BK-PLATFORM" in done.stderr, done.stdout) == (2, True, ""), done.stderr
+
+
 def test_debug_shows_the_traceback(tmp_path):
     done = run(sys.executable, "-m", "buckeye", "rl", "@", "nope.toml", "--debug", cwd=tmp_path)
     assert done.returncode == 2

@@ -343,6 +343,8 @@ def _move_into_place(temporary: Path, final: Path) -> None:
 def _exchange(first: Path, second: Path) -> bool:
     """Exchange the names of two paths atomically. Return False if the file system cannot exchange names."""
     library = ctypes.CDLL(None, use_errno=True)
+    if not hasattr(library, "renameat2"):  # a C library other than glibc
+        return False
     at_fdcwd, rename_exchange = -100, 2
     if library.renameat2(at_fdcwd, os.fsencode(first), at_fdcwd, os.fsencode(second), rename_exchange) == 0:
         return True

@@ -10,6 +10,7 @@ from difflib import get_close_matches
 from buckeye.cli.help import show_group
 from buckeye.cli.removed import removed_command_error
 from buckeye.cli.tree import BY_NAME, GROUPS, child_commands, command_lines, commands_ending_in, find_command
+from buckeye.errors import UsageError
 
 _HELP = ("--help", "-h")
 
@@ -27,6 +28,14 @@ def rl() -> None:
 def _main(argv: list[str], program: str) -> None:
     if (show := _help_page(argv, program)) is not None:
         sys.exit(_print_page(show))
+    if sys.platform != "linux":  # other systems lack modules that the next import needs
+        error = UsageError(
+            f"Buckeye runs on Linux, not on {sys.platform}",
+            code="BK-PLATFORM",
+            hint="use a Linux container or machine, or on Windows WSL 2",
+        )
+        print(error.text, file=sys.stderr)
+        sys.exit(error.exit_code)
     from buckeye.cli.errors import run_command, take_debug_flag
 
     run_command(lambda: _run(take_debug_flag(argv), program))
@@ -81,8 +90,6 @@ def _refuse_unknown(command: str, args: Sequence[str]) -> None:
     """Raise UsageError if a command line does not name a command."""
     if not args or args[0].startswith(("-", "@")) or (command in BY_NAME and command != "rl"):
         return
-    from buckeye.errors import UsageError
-
     if removed := removed_command_error([*command.split(), *args]):
         raise removed
     known, prefix = child_commands(command), f"{command} " if command else ""
