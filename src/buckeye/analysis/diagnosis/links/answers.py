@@ -42,8 +42,9 @@ def narrow_answers(facts: DiagnosisFacts) -> Result:
     ((tasks,),) = facts.query("SELECT count(DISTINCT env || ':' || task) FROM rollouts WHERE {trained}")
     if min(len(train), len(evaluated)) < _MIN_TASKS or len(train) < _NEARLY_ALL * tasks:
         return None
-    kinds = "held-out tasks have a common answer"
-    return _narrow(facts, "narrow_answers", [*train.values()], [*evaluated.values()], kinds, least=0.2)
+    affected, answers = _lacking([*train.values()], [*evaluated.values()], least=0.2)
+    seen = f"{affected} of {len(evaluated)} held-out tasks have a common answer that training lacks"
+    return facts.finding("narrow_answers", f"{seen}: {answers}") if answers else seen
 
 
 def narrow_tasks(facts: DiagnosisFacts) -> Result:
@@ -63,31 +64,24 @@ def narrow_tasks(facts: DiagnosisFacts) -> Result:
     )
     if min(len(train), len(evaluated)) < _MIN_TASKS:
         return None
-    return _narrow(facts, "narrow_tasks", train, evaluated, "held-out prompts have a common word", least=0.3)
+    affected, words = _lacking(train, evaluated, least=0.3)
+    seen = f"{affected} of {len(evaluated)} held-out prompts have a common word that training lacks"
+    return facts.finding("narrow_tasks", f"{seen}: {words}") if words else seen
 
 
-def _narrow(
-    facts: DiagnosisFacts,
-    name: str,
-    train: Sequence[set[str]],
-    evaluated: Sequence[set[str]],
-    kinds: str,
-    *,
-    least: float,
-) -> Result:
-    """Find a share `least` of held-out tasks with items that recur in them, and that training lacks.
+def _lacking(train: Sequence[set[str]], evaluated: Sequence[set[str]], *, least: float) -> tuple[int, str]:
+    """Return how many held-out tasks have items that recur in them and that training lacks, and these items.
 
-    Nothing is found if training has common items that held-out tasks lack: these are another task.
+    The items are "" if the share of these tasks may be below `least`, or if training has common items that
+    held-out tasks lack: these are another task.
     """
     missing, other = (
         {one for one, count in Counter(chain(*ours)).items() if count >= 0.1 * len(ours)}.difference(*theirs)
         for ours, theirs in ((evaluated, train), (train, evaluated))
     )
     affected = sum(bool(items & missing) for items in evaluated)
-    measured = f"{affected} of {len(evaluated)} {kinds} that training lacks"
-    if other or share_interval(affected, len(evaluated), 2.0)[0] < least:
-        return measured
-    return facts.finding(name, f"{measured}: {', '.join(repr(one[:40]) for one in sorted(missing)[:5])}")
+    is_significant = not other and share_interval(affected, len(evaluated), 2.0)[0] >= least
+    return affected, ", ".join(repr(one[:40]) for one in sorted(missing)[:5]) if is_significant else ""
 
 
 def unrelated_answers(facts: DiagnosisFacts) -> Result:
