@@ -30,7 +30,8 @@ from buckeye.config.trainer import LoRAConfig
 from buckeye.launch.preflight import forecast
 from buckeye.launch.preflight.devices import GPU_MEMORY_GB, short_name
 from buckeye.launch.preflight.forecast import CPU_COSTS, GPU_COSTS, Costs, TrainerLoad, cpu_speed
-from buckeye.launch.preflight.model import ModelShape, find_model, parse_shape, read_shape
+from buckeye.launch.preflight.model import find_model
+from buckeye.launch.preflight.model_shape import ModelShape, parse_shape, read_shape
 
 HERE = Path(__file__).parent
 FITTED = ("matmul", "grouped", "attention", "activations", "routing", "adapter")

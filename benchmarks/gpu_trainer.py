@@ -112,7 +112,7 @@ def _forecast(settings: Settings, row: Settings) -> Figures:
     from buckeye.launch.preflight.devices import gpus
     from buckeye.launch.preflight.forecast import peak_bytes, step_seconds
     from buckeye.launch.preflight.memory_check import find_hardware
-    from buckeye.launch.preflight.model import read_shape
+    from buckeye.launch.preflight.model_shape import read_shape
     from buckeye.launch.preflight.trainer_forecast import forecast_trainer
 
     if settings["device"] != "cuda":

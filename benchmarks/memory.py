@@ -36,7 +36,7 @@ from buckeye.config.rl import RLConfig
 from buckeye.inference.client import InferenceClient
 from buckeye.launch.preflight.devices import MainMemory, main_memory
 from buckeye.launch.preflight.memory_plan import Hardware, plan_memory, processor_has
-from buckeye.launch.preflight.model import parse_shape
+from buckeye.launch.preflight.model_shape import parse_shape
 from buckeye.transport.batches import Batch, Sample, write_batch
 from buckeye.transport.weights import publish_weights, read_weights_manifest
 

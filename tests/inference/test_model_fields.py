@@ -304,7 +304,7 @@ def test_doctor_reports_unsupported_keys(tmp_path):
         "import sys\n"
         "from buckeye.config.load import load_config\n"
         "from buckeye.config.rl import RLConfig\n"
-        "from buckeye.launch.preflight.model import check_model\n"
+        "from buckeye.launch.preflight.model_checks import check_model\n"
         "words = ['--trainer', '--orchestrator', '--inference', '--model.name', sys.argv[1]]\n"
         "check = check_model(load_config(RLConfig, words), vllm=False)\n"
         "print(check.state, check.seen, check.do, 'torch' in sys.modules)"

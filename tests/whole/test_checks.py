@@ -22,7 +22,7 @@ from buckeye.config.rl import RLConfig
 from buckeye.evaluation.doctor_checks import comparable_groups, spread_check
 from buckeye.launch.preflight import software_checks
 from buckeye.launch.preflight.devices import gpus, main_memory, read_gpus
-from buckeye.launch.preflight.model import check_template
+from buckeye.launch.preflight.model_checks import check_template
 from buckeye.launch.preflight.model_files import missing_files
 from buckeye.launch.preflight.resource_checks import (
     check_directory,

@@ -74,7 +74,7 @@ def _check_inputs(config: SFTConfig) -> None:
     Runs before torch is imported and before files are written.
     """
     from buckeye.inference.engine.architecture import read_model_config
-    from buckeye.launch.preflight.model import check_model_and_tokenizer
+    from buckeye.launch.preflight.model_checks import check_model_and_tokenizer
     from buckeye.trainer.data.chat_data import check_first_chat
     from buckeye.trainer.model.trainable import check_trainable, length_problem
 

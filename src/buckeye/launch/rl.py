@@ -26,7 +26,9 @@ from buckeye.launch.preflight.device_checks import forecast_run
 from buckeye.launch.preflight.devices import gpus, this_machine
 from buckeye.launch.preflight.disk import check_disk
 from buckeye.launch.preflight.memory_check import find_hardware
-from buckeye.launch.preflight.model import check_tokenizer, fetch_model, read_shape
+from buckeye.launch.preflight.model import fetch_model
+from buckeye.launch.preflight.model_checks import check_tokenizer
+from buckeye.launch.preflight.model_shape import read_shape
 from buckeye.launch.preflight.ports import Ports
 from buckeye.launch.preflight.trainer_forecast import MEASURED_STEPS, TrainerForecast, compare
 from buckeye.launch.preflight.turns import check_turns, settle_turns

@@ -35,7 +35,8 @@ from buckeye.launch.mcp_gateways import mcp_tasks
 from buckeye.launch.plan import make_plan
 from buckeye.launch.preflight.check import Check, failed, failed_with, skipped
 from buckeye.launch.preflight.devices import Machine
-from buckeye.launch.preflight.model import MODEL, check_model, check_tokenizer, find_model
+from buckeye.launch.preflight.model import find_model
+from buckeye.launch.preflight.model_checks import MODEL, check_model, check_tokenizer
 from buckeye.launch.preflight.ports import UnassignedPorts
 from buckeye.launch.preflight.resource_checks import STORE, check_keys, check_store
 from buckeye.launch.preflight.task_checks import check_tasks

@@ -16,7 +16,7 @@ from buckeye.launch.preflight.forecast import (
     step_work,
 )
 from buckeye.launch.preflight.memory_plan import trainer_load
-from buckeye.launch.preflight.model import parse_shape
+from buckeye.launch.preflight.model_shape import parse_shape
 from buckeye.launch.preflight.trainer_forecast import (
     TrainerForecast,
     check_forecast,

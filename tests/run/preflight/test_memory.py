@@ -11,7 +11,7 @@ from buckeye.config.rl import RLConfig
 from buckeye.launch.preflight.devices import Gpu, MainMemory
 from buckeye.launch.preflight.memory_check import check_memory, sum_needs
 from buckeye.launch.preflight.memory_plan import MAIN_MEMORY, Hardware, plan_memory, slot_bytes
-from buckeye.launch.preflight.model import parse_shape, read_shape
+from buckeye.launch.preflight.model_shape import parse_shape, read_shape
 
 GB = 10**9
 # 1,000 x 64 embedding; a layer: 64 x 32 x (2 x 2 + 2 x 1) + 3 x 64 x 128 + 2 x 64 = 36,992

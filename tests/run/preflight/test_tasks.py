@@ -7,7 +7,7 @@ import pytest
 
 from buckeye.config.load import load_config
 from buckeye.config.rl import RLConfig
-from buckeye.launch.preflight.model import check_template
+from buckeye.launch.preflight.model_checks import check_template
 from buckeye.launch.preflight.task_checks import check_tasks, check_tasks_quickly
 from tests.ports import free_port
 from tests.run.conftest import ENVIRONMENT

@@ -9,7 +9,7 @@ from buckeye.launch.preflight.device_checks import check_colocation
 from buckeye.launch.preflight.devices import Gpu, Machine, MainMemory
 from buckeye.launch.preflight.memory_check import check_memory
 from buckeye.launch.preflight.memory_plan import Hardware
-from buckeye.launch.preflight.model import parse_shape
+from buckeye.launch.preflight.model_shape import parse_shape
 from buckeye.launch.preflight.ports import UnassignedPorts
 from buckeye.launch.preflight.turns import check_turns, choose_colocation, plan_turns, settle_turns
 

@@ -50,8 +50,9 @@ from buckeye.inference.engine.weights import Checkpoint, DecoderWeights, auto_dt
 from buckeye.inference.render import ChatRenderer
 from buckeye.inference.render.parse_reply import parse_bare_call, parse_tagged_calls
 from buckeye.launch.preflight.devices import GpuSpec
-from buckeye.launch.preflight.model import check_template, read_shape
+from buckeye.launch.preflight.model_checks import check_template
 from buckeye.launch.preflight.model_files import check_model_files, check_tokenizer_files, missing_files
+from buckeye.launch.preflight.model_shape import read_shape
 from buckeye.mcp.actions import parser
 from buckeye.mcp.config import ParserConfig, load_gym_config
 from buckeye.mcp.gateway import json_rpc as gateway

@@ -14,7 +14,8 @@ from buckeye.launch.plan import compute_threads, make_plan
 from buckeye.launch.preflight.check import Check, failed, failed_with, ok, skipped, warning
 from buckeye.launch.preflight.devices import Gpu, cpu_slots_warning, main_memory, this_machine
 from buckeye.launch.preflight.memory_check import MEMORY, check_memory, find_hardware
-from buckeye.launch.preflight.model import find_model, read_shape
+from buckeye.launch.preflight.model import find_model
+from buckeye.launch.preflight.model_shape import read_shape
 from buckeye.launch.preflight.ports import UnassignedPorts
 from buckeye.launch.preflight.trainer_forecast import (
     FORECAST,

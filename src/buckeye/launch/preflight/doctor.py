@@ -20,13 +20,13 @@ from buckeye.launch.preflight.device_checks import (
 )
 from buckeye.launch.preflight.devices import Gpu, gpus
 from buckeye.launch.preflight.disk import check_disk, estimate_disk
-from buckeye.launch.preflight.model import (
+from buckeye.launch.preflight.model import find_model
+from buckeye.launch.preflight.model_checks import (
     MODEL,
     TOKENIZER,
     check_model,
     check_tokenizer,
     fetch_small_files,
-    find_model,
 )
 from buckeye.launch.preflight.resource_checks import (
     check_directory,

@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 
 from buckeye.base.gpu_speeds import GpuSpeed
-from buckeye.launch.preflight.model import ModelShape
+from buckeye.launch.preflight.model_shape import ModelShape
 
 TRAINED_BYTES = 16  # per trained parameter: weights, gradients and AdamW's two moments in float32
 MEMORY_RANGE, TIME_RANGE = 1.1, 1.3

@@ -15,7 +15,7 @@ from buckeye.launch.preflight.memory_plan import (
     plan_memory,
     processor_has,
 )
-from buckeye.launch.preflight.model import ModelShape
+from buckeye.launch.preflight.model_shape import ModelShape
 from buckeye.launch.preflight.software_checks import uses_vllm
 from buckeye.launch.preflight.turns import plan_turns
 

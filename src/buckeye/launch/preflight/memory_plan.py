@@ -16,7 +16,7 @@ from buckeye.config.rl import RLConfig
 from buckeye.config.trainer import SGDConfig, TrainerConfig
 from buckeye.launch.preflight.devices import Gpu, MainMemory
 from buckeye.launch.preflight.forecast import Part, TrainerLoad, state_parts, work_parts
-from buckeye.launch.preflight.model import ModelShape
+from buckeye.launch.preflight.model_shape import ModelShape
 
 MAIN_MEMORY = "main memory"
 

@@ -21,7 +21,7 @@ from buckeye.launch.preflight.forecast import (
     step_seconds,
 )
 from buckeye.launch.preflight.memory_plan import Hardware, plan_memory, processor_has, trainer_load
-from buckeye.launch.preflight.model import ModelShape
+from buckeye.launch.preflight.model_shape import ModelShape
 
 FORECAST = "forecast"
 _MIN_SPREAD = 1.1  # a corrected forecast is uncertain by this factor, even if its steps took equally long

@@ -14,7 +14,7 @@ from buckeye.config.rl import RLConfig
 from buckeye.launch.preflight.check import Check, ok, skipped
 from buckeye.launch.preflight.forecast import Part
 from buckeye.launch.preflight.memory_plan import Hardware, ProcessMemory, plan_memory, slot_bytes
-from buckeye.launch.preflight.model import ModelShape
+from buckeye.launch.preflight.model_shape import ModelShape
 
 TURNS = "colocate"
 _USABLE_SHARE = 0.95

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from buckeye.base.storage import read_json
 from buckeye.errors import UsageError
-from buckeye.launch.preflight.model import find_model, read_shape, refuse_path
+from buckeye.launch.preflight.model import find_model, refuse_path
+from buckeye.launch.preflight.model_shape import read_shape
 
 _OPENAI_MODELS = r"(openai/)?(chatgpt-|gpt-(?!oss|2|neo|j\b|sw3)|o[1-9](-|$))"
 _GOOGLE = "https://generativelanguage.googleapis.com/v1beta/openai"
