@@ -4,9 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from buckeye.trainer.data.packing import plan_bins
+from buckeye.trainer.data.packing import pack_micro_batch, plan_bins
 from buckeye.trainer.learner import Work, format_step, peak_flops, peak_memory_gib, training_flops
+from buckeye.trainer.model.experts import load_metrics
 from buckeye.trainer.model.policy import load_policy
+from tests.general_models import tiny_model as tiny_general_model
 
 
 def test_flops_by_hand(tiny_model):
@@ -50,3 +52,39 @@ def test_format_step():
         "Step 3 | Time: 5.10s | Loss: -0.0012 | Entropy: 0.4321 | Mismatch KL: 0.0004 | Grad. Norm: 0.1234 | "
         "LR: 3.00e-06 | Throughput: 12345 tokens/s | MFU: 11.1% | Peak Mem.: 12.5 GiB"
     )
+
+
+def test_experts_that_a_token_does_not_use_cost_nothing(tmp_path):
+    """The model has 4 experts, and a token uses 2 of them."""
+    tiny_general_model("qwen3_moe", head_dim=8).save_pretrained(tmp_path)
+    policy = load_policy(str(tmp_path), torch.device("cpu"), compute_dtype="float32")
+    attention = 32 * 32 + 2 * 32 * 16 + 32 * 32
+    layer = attention + 4 * 32 + 2 * 3 * 32 * 24  # the router chooses among all
+    assert policy.matrix_elements == 2 * layer + 96 * 32
+    policy.model.requires_grad_(False)
+    assert policy.frozen_matrix_elements == policy.matrix_elements
+
+
+@pytest.mark.parametrize("family", ["mixtral", "deepseek_v3"])  # packed rows, and padded ones
+def test_load_of_the_experts(tmp_path, family):
+    """A router that prefers experts 1 and 3 sends all tokens there: 2 times the mean load, half is unused."""
+    changes = {"first_k_dense_replace": 0} if family == "deepseek_v3" else {}
+    model = tiny_general_model(family, **changes)
+    with torch.no_grad():
+        for layer in model.model.layers:
+            router = layer.mlp.gate
+            router.weight.zero_()
+            if hasattr(router, "e_score_correction_bias"):
+                router.e_score_correction_bias.copy_(torch.tensor([0.0, 9.0, 0.0, 9.0]))
+    model.save_pretrained(tmp_path)
+    policy = load_policy(str(tmp_path), torch.device("cpu"), compute_dtype="float32")
+    samples = [np.arange(7, dtype=np.int32), np.arange(50, 53, dtype=np.int32)]
+    row = pack_micro_batch(samples, [np.arange(len(ids)) > 0 for ids in samples], torch.device("cpu"))
+    assert len(policy.expert_loads.take()) == 2  # of the check of the model, which needs no gradient
+    policy(row, torch.ones(len(row.targets)))
+    counts = policy.expert_loads.take()
+    assert counts.sum(1).tolist() == [2 * 10] * 2
+    used = counts > 0
+    assert used.sum(1).tolist() == [2, 2]
+    assert load_metrics(counts) == {"experts/max_load": 2.0, "experts/unused": 0.5}
+    assert load_metrics(policy.expert_loads.take()) == {}

@@ -37,6 +37,7 @@ from buckeye.trainer.losses.statistics import averages
 from buckeye.trainer.losses.supervised import SupervisedSamples
 from buckeye.trainer.micro_batch_size import is_out_of_memory
 from buckeye.trainer.model.adapter_files import merge_adapter_into
+from buckeye.trainer.model.experts import load_metrics
 from buckeye.trainer.model.policy import load_policy
 from buckeye.trainer.parallel.fsdp import shard_policy
 from buckeye.transport.batches import Batch, Sample
@@ -136,8 +137,14 @@ class BatchLoss:
             **(supervised if chat_tokens else {}),
             **averages({name: self._sums[name] for name in self._names}),
             **staleness(batch),
+            **self._expert_metrics(),
             "zero_advantage_share": 1.0 - sum(map(has_advantage, batch.samples)) / max(1, len(batch.samples)),
         }
+
+    def _expert_metrics(self) -> dict[str, float]:
+        """Return metrics of the experts' load on all ranks since the last call; empty without experts."""
+        counts = self._learner.policy.expert_loads.take()
+        return load_metrics(torch.stack(self._learner.ranks.all_gather(counts)).sum(0)) if len(counts) else {}
 
     def measure_change(self, batch: Batch, samples: Sequence[Sample]) -> dict[str, float]:
         """Return metrics of the change of the policy in an update, from a few samples.

@@ -185,7 +185,7 @@ def _attend_in_blocks(
         prefixes = None
         if block.prefix_block is not None and block.prefix_rows is not None:
             prefixes = [
-                rows[:, : block.common_prefix].index_select(0, block.prefix_rows)
+                repeat_rows(rows[:, : block.common_prefix], block.prefix_rows)
                 for rows in padded[block.prefix_block]
             ]
         attended = _attend_block(own, prefixes, block, scaling, dropout, window).flatten(0, 1)
@@ -240,6 +240,36 @@ def _pad(rows: Tensor, block: Block) -> Tensor:
     return rows.view(block.segments, block.length, *rows.shape[1:])
 
 
+def repeat_rows(rows: Tensor, index: Tensor) -> Tensor:
+    """Return `rows[index]`. Gradients of a repeated row are added in float32, on CUDA in a fixed order."""
+    repeated: Tensor = _Repeat.apply(rows, index)
+    return repeated
+
+
+class _Repeat(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, index: Tensor) -> Tensor:
+        ctx.save_for_backward(index)
+        ctx.shape = rows.shape
+        return rows.index_select(0, index)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        return _add_rows(gradient, ctx.saved_tensors[0], ctx.shape, sort=gradient.device.type != "cpu"), None
+
+
+def _add_rows(rows: Tensor, index: Tensor, shape: Sequence[int], *, sort: bool) -> Tensor:
+    """Return zeros of `shape` with each row added at its index.
+
+    On a CPU, `index_add_` adds in float32 and in order. On CUDA, it adds atomically, in any order, and rounds
+    each sum to the dtype. `index_put_` sorts the rows by index there, and is given float32.
+    """
+    if not sort:
+        return rows.new_zeros(shape).index_add_(0, index, rows)
+    total = rows.new_zeros(shape, dtype=torch.float32)
+    return total.index_put_((index,), rows.float(), accumulate=True).to(rows.dtype)
+
+
 class _Pad(torch.autograd.Function):
     """Return `rows[gather]`. The gradient is `gradient[scatter]`, because padding has no gradient."""
 
@@ -273,7 +303,7 @@ def _attend_varlen(
     from torch.nn.attention.varlen import varlen_attn
 
     if layout.keys is not None:
-        key, value = (rows.index_select(0, layout.keys) for rows in (key, value))
+        key, value = (repeat_rows(rows, layout.keys) for rows in (key, value))
     # The kernel aligns the last query of a segment with its last key. A window of (n, 0) is causal.
     return varlen_attn(
         query,

@@ -17,6 +17,7 @@ from buckeye.errors import UsageError
 from buckeye.inference.engine.general_spec import general_path_line
 from buckeye.trainer.data.packing import PackedMicroBatch, pack_micro_batch
 from buckeye.trainer.model.attention import PACKED_ATTENTION
+from buckeye.trainer.model.experts import ExpertLoads
 from buckeye.trainer.model.trainable import packing_reasons
 
 logger = logging.getLogger(__name__)
@@ -33,12 +34,12 @@ def padded_logits(model: PreTrainedModel, token_ids: Tensor) -> Tensor:
 
 
 def padded_token_logprobs(
-    model: PreTrainedModel, row: PackedMicroBatch, temperatures: Tensor
+    model: PreTrainedModel, row: PackedMicroBatch, temperatures: Tensor, loads: ExpertLoads
 ) -> tuple[Tensor, Tensor]:
     """Return the log-prob of each of the N targets of a row, and the entropy of its distribution, [N] each.
 
     Each sample of the row is computed in a separate row, padded on the right. A shared prefix is computed
-    once per sample. `temperatures` is f32[N].
+    once per sample. `temperatures` is f32[N]. `loads` counts no padding.
     """
     token_ids, positions = row.token_ids[row.row_indices], row.position_ids[row.row_indices]
     samples = (positions == 0).cumsum(0) - 1
@@ -49,6 +50,7 @@ def padded_token_logprobs(
     places = torch.empty(len(row.token_ids), dtype=torch.int64, device=token_ids.device)
     places[row.row_indices] = torch.arange(len(token_ids), device=token_ids.device)
     sources = places[row.sources]
+    loads.real = mask.flatten().bool()
     logits = model(input_ids=padded, attention_mask=mask, use_cache=False).logits
     logits = logits[samples[sources], positions[sources]].float() / temperatures[:, None]
     log_p = logits.log_softmax(-1)

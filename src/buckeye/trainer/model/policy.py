@@ -27,7 +27,8 @@ from buckeye.inference.engine.architecture import check_sizes
 from buckeye.inference.engine.model_fields import is_4bit
 from buckeye.inference.engine.weights import auto_compute_dtype
 from buckeye.trainer.data.packing import PackedMicroBatch, pack_micro_batch
-from buckeye.trainer.model.attention import PACKED_ATTENTION, flash_available
+from buckeye.trainer.model.attention import PACKED_ATTENTION, flash_available, repeat_rows
+from buckeye.trainer.model.experts import ExpertLoads, active_share
 from buckeye.trainer.model.general import (
     can_pack,
     disable_dropout,
@@ -72,6 +73,7 @@ class PolicyNetwork(nn.Module):
         self.compute_dtype = compute_dtype
         self.flash = flash
         self.padded = padded
+        self.expert_loads = ExpertLoads(model, model.config)
         config = model.config.to_dict()
         self._logits_divisor = logits_divisor(config)
         self._longest_sample = longest_sample(config)
@@ -84,8 +86,8 @@ class PolicyNetwork(nn.Module):
         if self.padded:
             self._check_length(row.layout.longest_keys)
             with self.cast_weights():
-                return padded_token_logprobs(self.model, row, temperatures)
-        hidden = self.run_layers(row).index_select(0, row.sources)
+                return padded_token_logprobs(self.model, row, temperatures, self.expert_loads)
+        hidden = repeat_rows(self.run_layers(row), row.sources)
         with torch.autocast(hidden.device.type, enabled=False):  # autocast would add entropies in bfloat16
             return token_logprobs(hidden, self.head_weight, row.targets, temperatures)
 
@@ -174,16 +176,17 @@ class PolicyNetwork(nn.Module):
 
     @property
     def matrix_elements(self) -> int:
-        """Number of elements of all matrices that the model multiplies with the state of each token.
+        """Number of elements of all matrices that the model multiplies with the state of a token.
 
-        The input embedding is not included, because the model does not multiply with it.
+        The input embedding is not included, because the model does not multiply with it. Of routed experts,
+        only those that a token uses count.
         """
-        return sum(matrix.numel() for matrix in self._multiplied_matrices)
+        return sum(elements for _, elements in self._multiplied_elements)
 
     @property
     def frozen_matrix_elements(self) -> int:
         """Number of `matrix_elements` that are not trained. With an adapter, most are not trained."""
-        return sum(matrix.numel() for matrix in self._multiplied_matrices if not matrix.requires_grad)
+        return sum(elements for is_trained, elements in self._multiplied_elements if not is_trained)
 
     @property
     def pair_cost(self) -> float:
@@ -194,11 +197,12 @@ class PolicyNetwork(nn.Module):
         return 2.0 * config.num_hidden_layers * heads * head_dim / self.matrix_elements
 
     @property
-    def _multiplied_matrices(self) -> list[nn.Parameter]:
+    def _multiplied_elements(self) -> list[tuple[bool, int]]:
+        """Pairs, one per matrix: True if it is trained, and the number of elements that a token uses."""
         embedding = self.model.get_input_embeddings().weight
         is_tied = embedding is self.head_weight
         return [
-            parameter
+            (parameter.requires_grad, round(parameter.numel() * active_share(self.model.config, name)))
             for name, parameter in self.model.named_parameters()
             if parameter.dim() >= 2
             and (is_tied or parameter is not embedding)
