@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import secrets
 import threading
 from collections.abc import Iterator
@@ -32,6 +33,8 @@ _BACKEND = "buckeye_fs"
 _MANIFEST = "manifest.json"
 _HEAD = "lm_head.weight"
 _HASHING_THREADS = 4
+_LAYER = re.compile(r"^model\.layers\.(\d+)\.")
+_UNTRAINED = re.compile(r"(^|\.)(mtp\w*|visual|vision_\w+|audio_\w+|multi_modal_projector)\.")
 _foreign_files = buckeye_vllm_imports.load("foreign_files")
 _broadcast_group = buckeye_vllm_imports.load("broadcast_group", room="transport")
 _PROCESS = secrets.token_hex(8)
@@ -105,9 +108,11 @@ class DirectoryTransfer(WeightTransferEngine[DirectoryInit, DirectoryUpdate]):
         """Raise `ValueError` unless the shapes of all new tensors are those of the served model's tensors.
 
         Without this check, vLLM would keep the old value of a missing tensor. An unknown tensor would end
-        vLLM's engine.
+        vLLM's engine. Parts that are not trained are not sent, and keep their values.
         """
-        expected = _read_shapes(Path(self.model_config.model))
+        layers = getattr(self.model_config.hf_text_config, "num_hidden_layers", None)
+        stored = _read_shapes(Path(self.model_config.model))
+        expected = {k: v for k, v in stored.items() if k in new or not _is_untrained(k, layers)}
         if getattr(self.model_config.hf_config, "tie_word_embeddings", False):
             expected.pop(_HEAD, None)
             new.pop(_HEAD, None)
@@ -130,6 +135,16 @@ class DirectoryTransfer(WeightTransferEngine[DirectoryInit, DirectoryUpdate]):
 
     def shutdown(self) -> None:
         """Do nothing, because this backend holds no resources."""
+
+
+def _is_untrained(name: str, layers: int | None) -> bool:
+    """Return True for a tensor of multi-token prediction or of an encoder of images or sound.
+
+    The layers of multi-token prediction may follow the `layers` of the model.
+    """
+    number = _LAYER.search(name)
+    is_beyond = number is not None and layers is not None and int(number[1]) >= layers
+    return is_beyond or _UNTRAINED.search(name) is not None
 
 
 def _weights_folder(path: str) -> Path:
