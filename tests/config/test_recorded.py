@@ -66,3 +66,12 @@ def test_choices_of_the_launcher_are_not_changes_of_a_run(load, folder, gpus):
     assert ("colocate: true -> false" in other) is (len(gpus) == 1)
     longer = load(RLConfig, *words, "--trainer.optim.lr", "1e-3")
     assert changed_settings(config.output_dir, longer) == ["trainer.optim.lr: 1e-06 -> 0.001"]
+
+
+def test_kv_cache_that_the_launcher_chose_next_to_a_trainer_is_not_a_change(load, folder):
+    words = ["--trainer", "--orchestrator", "--inference", "--output-dir", "run", "--colocate", "false"]
+    config = load(RLConfig, *words, "--trainer-gpu-ids", "0")
+    cache = {"inference": config.inference.model_copy(update={"kv_cache_gb": 9.5})}
+    record_config(config.model_copy(update=cache))
+    assert changed_settings(config.output_dir, config) == []
+    assert changed_settings(config.output_dir, load(RLConfig, *words, "--trainer-gpu-ids", "1"))

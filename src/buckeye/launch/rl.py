@@ -31,7 +31,7 @@ from buckeye.launch.preflight.model_checks import check_tokenizer
 from buckeye.launch.preflight.model_shape import read_shape
 from buckeye.launch.preflight.ports import Ports
 from buckeye.launch.preflight.trainer_forecast import MEASURED_STEPS, TrainerForecast, compare
-from buckeye.launch.preflight.turns import check_turns, settle_turns
+from buckeye.launch.preflight.turns import check_turns, settle_cache, settle_turns
 from buckeye.launch.processes import TERM_GRACE_SECONDS, AttemptOrigin, Child, Processes, write_role_configs
 from buckeye.launch.progress import Progress, describe_time_left, describe_weights, human_duration
 from buckeye.launch.recorder import Recorder
@@ -121,6 +121,8 @@ def _run_planned(
         shape, hardware = read_shape(model_path), find_hardware(config, gpus())
         turns = check_turns(config, shape, hardware)
         config = settle_turns(config, shape, hardware)
+    elif {*config.inference_gpu_ids} & {*config.trainer_gpu_ids}:
+        config = settle_cache(config, read_shape(model_path), find_hardware(config, gpus()))
     plan_nodes = {number: make_plan_node(number, host) for number, host in sorted(nodes.hosts.items())}
     plan = make_plan(
         config,

@@ -146,6 +146,17 @@ def test_plan_memory_of_sharded_model_is_divided():
         assert "checkpoint copies" not in sizes
 
 
+def test_plan_memory_of_sharded_adapter_has_the_base_model_on_each_rank():
+    """Each rank loads the whole frozen model in bfloat16, and keeps its shard."""
+    words = ["--inference-gpu-ids", "0", "--trainer-gpu-ids", "1,2"]
+    given = config(*words, "--trainer.model.experimental.lora.rank", "8")
+    needs = plan_memory(given, parse_shape(SMALL), on_gpus(24 * GB, 24 * GB, 24 * GB))
+    loaded = [
+        part.size for need in needs for part in need.parts if part.what == "base model, before it is divided"
+    ]
+    assert loaded == [2 * parse_shape(SMALL).parameters] * 2
+
+
 def test_plan_memory_of_engine_cache_on_cpu():
     shape = parse_shape(TOY)
     slot = 2 * 4 * 32 * 256 * 4  # keys and values, layers, head size, tokens, bytes

@@ -11,7 +11,13 @@ from buckeye.launch.preflight.memory_check import check_memory
 from buckeye.launch.preflight.memory_plan import Hardware
 from buckeye.launch.preflight.model_shape import parse_shape
 from buckeye.launch.preflight.ports import UnassignedPorts
-from buckeye.launch.preflight.turns import check_turns, choose_colocation, plan_turns, settle_turns
+from buckeye.launch.preflight.turns import (
+    check_turns,
+    choose_colocation,
+    plan_turns,
+    settle_cache,
+    settle_turns,
+)
 
 from .test_memory import GB, SMALL, config
 
@@ -139,3 +145,16 @@ def test_doctor_reports_the_memory_of_both_turns(wording):
     assert check_colocation(config(), []) == []
     (on_cpu,) = check_colocation(run, [])
     assert on_cpu.state == "ok"
+
+
+def test_kv_cache_of_vllm_next_to_a_trainer_is_explicit():
+    """vLLM and the trainer start together, so a measurement of free memory depends on chance."""
+    run = config("--colocate", "false", "--inference-gpu-ids", "0", "--trainer-gpu-ids", "0")
+    assert run.inference.gpu_memory_utilization == 0.4
+    cache = settle_cache(run, SHAPE, hardware(80 * GB, vllm=True)).inference.kv_cache_gb
+    assert cache * 1e9 == pytest.approx(0.4 * 80 * GB - 2 * SHAPE.parameters - 2 * 2**30)
+    small = settle_cache(run, SHAPE, hardware(2 * GB, vllm=True)).inference.kv_cache_gb
+    assert 0 < small < 6
+    for other in (hardware(80 * GB), hardware(80 * GB, vllm=True)):
+        apart = config("--inference-gpu-ids", "0", "--trainer-gpu-ids", "1")
+        assert settle_cache(apart if other.vllm else run, SHAPE, other).inference.kv_cache_gb is None

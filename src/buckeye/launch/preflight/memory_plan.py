@@ -161,7 +161,9 @@ def _trainer(config: TrainerConfig, load: TrainerLoad, rank: int, device: int) -
         return [_process(title, MAIN_MEMORY, [*state, *work, *other])]
     offloaded = config.model.fsdp_cpu_offload
     on_device = [*([] if offloaded else state), *work, Part("program", _GPU_PROCESS)]
+    loaded = load.frozen_width * load.shape.parameters if load.adapter and load.shards > 1 else 0
     in_main_memory = [
+        Part("base model, before it is divided", loaded),
         *(state if offloaded else []),
         published,
         Part("checkpoint copies", saved),

@@ -162,6 +162,25 @@ def settle_turns(config: RLConfig, shape: ModelShape | None, hardware: Hardware)
     return config.model_copy(update={"colocate_offload": plan.turns.setting, "inference": inference})
 
 
+def settle_cache(config: RLConfig, shape: ModelShape | None, hardware: Hardware) -> RLConfig:
+    """Return the configuration with the size of vLLM's KV cache if the trainer uses one of its GPUs.
+
+    Both start together. Without an explicit size, vLLM would count memory of the trainer as its own.
+    """
+    inference = config.inference
+    shared = {*config.inference_gpu_ids} & {*config.trainer_gpu_ids}
+    totals = [gpu.total for gpu in hardware.gpus if gpu.index in shared]
+    if shape is None or inference is None or not totals or not hardware.vllm or inference.kv_cache_gb:
+        return config
+    width = 4 if inference.model.dtype == "float32" else 2
+    weights = width * shape.parameters // inference.parallel.tp
+    length = min(inference.model.max_model_len or shape.max_positions, shape.max_positions)
+    room = int(inference.gpu_memory_utilization * min(totals)) - weights - _RESERVE
+    cache = max(room, slot_bytes(shape, length, width))
+    settled = inference.model_copy(update={"kv_cache_gb": cache / 1e9})
+    return config.model_copy(update={"inference": settled})
+
+
 def check_turns(config: RLConfig, shape: ModelShape | None, hardware: Hardware) -> list[Check]:
     """Report the turns of a colocated run."""
     if not hardware.gpus:
