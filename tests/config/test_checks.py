@@ -4,10 +4,12 @@ import pytest
 
 from buckeye.config.inference import InferenceConfig
 from buckeye.config.load import load_with_warnings
-from buckeye.config.orchestrator import OrchestratorConfig
+from buckeye.config.orchestrator import OrchestratorConfig, SamplingConfig
 from buckeye.config.rl import RLConfig
 from buckeye.config.sft import SFTConfig
 from buckeye.config.trainer import TrainerConfig
+from buckeye.inference.client import SamplingParams
+from buckeye.orchestrator.evaluation_schedule import sampling_params
 
 
 def test_defaults_give_no_warnings():
@@ -35,6 +37,14 @@ def test_trainer_conflicts_name_the_flag(refused, words):
 def test_embedded_engine_refuses_settings_of_vllm(refused, words):
     assert refused(InferenceConfig, words).startswith(f"[BK-CONFIG-CONFLICT] {words.split()[0]}")
     assert not _warnings(InferenceConfig, f"--backend vllm {words}")
+
+
+@pytest.mark.parametrize("name", ["min_tokens", "top_p", "top_k"])
+def test_training_samples_from_the_distribution_that_the_trainer_computes(name):
+    """Other settings would bias the ratios of trainer and sampler."""
+    assert name not in SamplingConfig.model_fields
+    sampled = sampling_params(OrchestratorConfig())
+    assert getattr(sampled, name) == getattr(SamplingParams(max_tokens=1), name)
 
 
 def _warnings(model, words):

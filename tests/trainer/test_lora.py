@@ -283,6 +283,20 @@ def test_run_publishes_and_saves_only_the_adapter(tmp_path, tiny_model, batches)
     assert "3712 parameters" in (tmp_path / "logs" / "run.log").read_text()
 
 
+def test_trainer_loads_the_frozen_base_in_the_compute_dtype(tmp_path, tiny_model, batches, monkeypatch):
+    loaded = set()
+
+    def load(*args, **settings):
+        policy = load_policy(*args, **settings)
+        loaded.update(parameter.dtype for parameter in policy.model.parameters())
+        return policy
+
+    monkeypatch.setattr("buckeye.trainer.setup.load_policy", load)
+    put(tmp_path, batches[:1])
+    run_trainer(_with_lora(trainer_config(tiny_model, tmp_path, max_steps=1), compute_dtype="bfloat16"))
+    assert loaded == {torch.bfloat16}
+
+
 def test_the_published_canary_is_that_of_the_merged_model(tmp_path, tiny_model, batches):
     put(tmp_path, batches[:1])
     _train(tiny_model, tmp_path, max_steps=1)

@@ -4,6 +4,7 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from buckeye.trainer.output.checkpoint_export import ComparisonTexts, write_mode
 from buckeye.trainer.output.state import OPTIMIZER_DIRECTORY
 from buckeye.trainer.parallel.shards import can_load_shards, load_shards
 from buckeye.trainer.rl import run_trainer
+from buckeye.trainer.setup import _load_policy
 from buckeye.trainer.sft import run_sft
 from buckeye.transport.batches import Batch, Sample, write_batch
 from buckeye.transport.checkpoint import (
@@ -251,6 +253,14 @@ def test_shards_are_loaded_from_files_with_every_parameter(uneven_model, tmp_pat
     assert not can_load_shards(str(tmp_path / "model"))
     (tmp_path / "model" / "model.safetensors").unlink()
     assert not can_load_shards(str(tmp_path / "model"))
+
+
+@pytest.mark.parametrize(("settings", "device"), [({}, "meta"), ({"load_using_meta": False}, "cpu")])
+def test_sharded_model_is_not_loaded_on_each_rank(uneven_model, tmp_path, settings, device):
+    """A rank has only names and shapes until it reads its shards."""
+    config = trainer_config(uneven_model, tmp_path, model=settings)
+    ranks = SimpleNamespace(mesh=object(), device=torch.device("cpu"))
+    assert _load_policy(str(uneven_model), config, ranks).model.device.type == device
 
 
 @pytest.mark.slow
