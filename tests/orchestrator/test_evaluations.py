@@ -2,6 +2,7 @@
 
 import asyncio
 from types import SimpleNamespace
+from unittest.mock import AsyncMock, MagicMock
 
 import pytest
 from hypothesis import given
@@ -11,8 +12,10 @@ from buckeye.base.process import RunIdentity
 from buckeye.config.orchestrator import EvalConfig, EvalEnvConfig, OrchestratorConfig
 from buckeye.monitor.metrics import MetricsLog
 from buckeye.orchestrator import evaluation_schedule as module
+from buckeye.orchestrator import loop
 from buckeye.orchestrator.evaluation_schedule import EvaluationSchedule
 
+from .made_rollouts import group, rollout
 from .test_weights_watcher import publish
 
 ME = RunIdentity(run_id="mine", attempt=2)
@@ -110,3 +113,18 @@ def test_last_version_may_be_before_the_start_step(tmp_path):
     assert evaluations.due == 6
     evaluations.last = 5
     assert evaluations.due == 5
+
+
+@pytest.mark.parametrize("is_deterministic", [False, True])
+def test_only_deterministic_sampling_waits_for_an_evaluation(is_deterministic):
+    """All else of the orchestrator ends at once."""
+    orchestrator = MagicMock(turns=None, config=OrchestratorConfig())
+    orchestrator.deterministic = object() if is_deterministic else None
+    orchestrator.evaluations.wait_until_evaluated = wait = AsyncMock()
+    orchestrator._collect = AsyncMock(return_value=SimpleNamespace(groups=[group(rollout(1.0))]))
+    orchestrator._hand_over = AsyncMock(return_value={})
+    orchestrator._report = AsyncMock()
+    orchestrator.loop_watch.take_lateness.return_value = orchestrator.times.record.return_value = {}
+    asyncio.run(loop.Orchestrator._step(orchestrator, 1, None, None))
+    assert wait.await_count == is_deterministic
+    assert orchestrator._report.await_count == 1
