@@ -40,8 +40,7 @@ from buckeye.inference.client import Generation, InferenceClient, SamplingParams
 from buckeye.inference.render import ChatRenderer
 from buckeye.launch.serve import served_model
 from buckeye.orchestrator.batch import BatchSender, advantages_of, batch_metrics, make_batch, write_rollouts
-from buckeye.orchestrator.loop import _SWITCH_SECONDS
-from buckeye.orchestrator.loop_watch import LoopWatch
+from buckeye.orchestrator.loop_watch import SWITCH_SECONDS, LoopWatch
 from buckeye.orchestrator.rollout import Group, Rollout
 from buckeye.orchestrator.training_samples import Segment
 from buckeye.trainer.model.tiny import TinySize, make_tiny_model
@@ -234,7 +233,7 @@ def main() -> None:
     parser.add_argument("--batch", type=float, metavar="MILLIONS", help="write a batch of this size")
     args = parser.parse_args()
     raise_open_files_limit()
-    sys.setswitchinterval(_SWITCH_SECONDS)
+    sys.setswitchinterval(SWITCH_SECONDS)
     if args.descriptors is not None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (args.descriptors, args.descriptors))
 

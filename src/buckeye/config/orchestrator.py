@@ -112,6 +112,9 @@ class OrchestratorConfig(BaseConfig):
     the first ones are used. This favors short rollouts. The metrics collection/bias/... show by how much."""
     max_concurrent: PositiveInt | None = None
     """Maximum number of concurrent rollouts. None: no limit."""
+    workers: PositiveInt = 1
+    """Number of processes that run rollouts. 1: the orchestrator runs them itself. More: each has its own
+    environments, which must list the same tasks in the same order, and its share of all limits."""
     zero_spread: Literal["keep", "drop"] = "keep"
     """Keep or drop groups whose rewards are all equal."""
     mask_truncated_completions: bool = False
@@ -191,6 +194,11 @@ class OrchestratorConfig(BaseConfig):
         return min(concurrent, self.max_concurrent or concurrent)
 
     @property
+    def rollout_clients(self) -> int:
+        """Number of processes that run rollouts; the orchestrator runs those of evaluations."""
+        return 1 if self.workers == 1 else self.workers + (self.eval is not None)
+
+    @property
     def evaluation_environments(self) -> list[EvalEnvConfig]:
         """Environments of `eval`.
 
@@ -249,6 +257,7 @@ class OrchestratorConfig(BaseConfig):
                 hint="lower `min_group_size`, or raise `rollouts_per_example`",
             )
         yield from self._lockstep_conflicts()
+        yield from self._worker_conflicts()
         yield from self._shaping_conflicts()
 
     def _lockstep_conflicts(self) -> Conflicts:
@@ -267,6 +276,26 @@ class OrchestratorConfig(BaseConfig):
                 f"{self.max_async_level}",
                 hint="set `max_async_level` to 0",
             )
+
+    def _worker_conflicts(self) -> Conflicts:
+        if self.workers == 1:
+            return
+        if self._samples_in_lockstep:
+            yield conflict(
+                f"`workers` = {self.workers} cannot be applied: {_LOCKSTEP}, in one process",
+                hint="leave it out, or set deterministic = false",
+            )
+        limits = [("max_concurrent", self.max_concurrent, self.workers)]
+        limits += [
+            (f"env.{index}.max_concurrent", env.max_concurrent, self.rollout_clients)
+            for index, env in enumerate(self.env)
+        ]
+        for key, limit, processes in limits:
+            if limit is not None and limit < processes:
+                yield conflict(
+                    f"`{key}` = {limit} cannot be shared by {processes} processes that run rollouts",
+                    hint=f"set `{key}` to at least {processes}, or lower `workers`",
+                )
 
     def _shaping_conflicts(self) -> Conflicts:
         shaping = self.reward_shaping

@@ -11,7 +11,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Set
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from buckeye.base import heartbeat
 from buckeye.base.columns import counted
@@ -21,8 +21,7 @@ from buckeye.orchestrator.collected_groups import CollectedGroups
 from buckeye.orchestrator.filters import drop_cause, min_scored_rollouts
 from buckeye.orchestrator.pauses import EnvironmentPauses
 from buckeye.orchestrator.rollout import Group, InFlightGroup, leaves_room
-from buckeye.orchestrator.rollout_runner import RecordingRolloutRunner
-from buckeye.orchestrator.task_sampler import TaskSampler
+from buckeye.orchestrator.task_sampler import GroupTask, TaskSampler
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +53,16 @@ class _FinishedGroup:
     group: Group
     oldest: int
     fault: str | None
+
+
+class GroupRunner(Protocol):
+    """Runner of groups, in this process or in others. `attempts` counts finished attempts."""
+
+    attempts: int
+
+    def start_group(self, group: GroupTask, size: int, flight: InFlightGroup) -> asyncio.Task[Group]:
+        """Start `size` rollouts of one task."""
+        ...
 
 
 class GroupCollector:
@@ -88,7 +97,7 @@ class GroupCollector:
     def __init__(
         self,
         sampler: TaskSampler,
-        runner: RecordingRolloutRunner,
+        runner: GroupRunner,
         config: OrchestratorConfig,
         pauses: EnvironmentPauses,
         *,

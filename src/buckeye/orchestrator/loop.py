@@ -38,7 +38,7 @@ from buckeye.orchestrator.batch import (
     write_rollouts,
 )
 from buckeye.orchestrator.collected_groups import CollectedGroups
-from buckeye.orchestrator.collector import GroupCollector
+from buckeye.orchestrator.collector import GroupCollector, GroupRunner
 from buckeye.orchestrator.coroutines import run_until_first_ends, run_until_stopped
 from buckeye.orchestrator.deterministic_sampling import DeterministicSampling, deterministic_sampling
 from buckeye.orchestrator.environments import (
@@ -52,11 +52,12 @@ from buckeye.orchestrator.environments import (
     prompt_lengths,
 )
 from buckeye.orchestrator.evaluation_schedule import EvaluationSchedule, sampling_params
-from buckeye.orchestrator.loop_watch import LoopWatch, StepTimes, Throughput
+from buckeye.orchestrator.loop_watch import SWITCH_SECONDS, LoopWatch, StepTimes, Throughput
 from buckeye.orchestrator.pauses import EnvironmentPauses
 from buckeye.orchestrator.policy import derive_seed
 from buckeye.orchestrator.rollout import Group
-from buckeye.orchestrator.rollout_runner import RecordingRolloutRunner
+from buckeye.orchestrator.rollout_runner import RecordingRolloutRunner, recording_runner
+from buckeye.orchestrator.rollout_workers import RolloutWorkers, shared_environments
 from buckeye.orchestrator.sampling_bias import CollectionWatch
 from buckeye.orchestrator.step_logs import log_first_replies, log_untrained_rollouts
 from buckeye.orchestrator.task_sampler import TaskSampler
@@ -68,11 +69,6 @@ log = logging.getLogger(__name__)
 
 
 _STARTUP_TIMEOUT = 1800.0
-_SWITCH_SECONDS = 0.0005
-"""Time after which a thread that writes a batch must let the event loop run.
-
-The event loop waits for this time at most after every operation on a socket.
-"""
 
 
 def run_orchestrator(config: OrchestratorConfig) -> bool:
@@ -84,7 +80,7 @@ def run_orchestrator(config: OrchestratorConfig) -> bool:
     forbid_tracing()
     heartbeat.start()
     setup_logging(config.log.level, "orchestrator", run_log(config.output_dir))
-    sys.setswitchinterval(_SWITCH_SECONDS)
+    sys.setswitchinterval(SWITCH_SECONDS)
     return asyncio.run(run_until_stopped(Orchestrator(config).run()))
 
 
@@ -122,7 +118,9 @@ class Orchestrator:
         self.shaping = reward_shaping(config)
         check_advantage(config.advantage)
         self.teacher = None if config.teacher is None else Teacher(config.teacher)
-        self.environments = self._load(config.env)
+        self.workers: RolloutWorkers | None = None
+        own = config.env if config.workers == 1 else shared_environments(config, config.workers)
+        self.environments = self._load(own)
         self.sampler = TaskSampler(self.environments, seed=config.seed)
         self.evaluations = EvaluationSchedule(
             config,
@@ -159,6 +157,8 @@ class Orchestrator:
                 log.info("Training from scratch. Resetting weights to base model")
             log.info("Starting orchestrator loop (max_steps=%s)", config.max_steps or "infinite")
             collector = self._collector()
+            if self.workers is not None:
+                await servers.enter_async_context(self.workers)
             watcher = WeightsWatcher(
                 config.output_dir / "weights",
                 self.client,
@@ -170,7 +170,8 @@ class Orchestrator:
             )
             self.loop_watch.start()
             try:
-                background = (watcher.run(), self.sender.run(), self.broken_servers.run())
+                background = [watcher.run(), self.sender.run(), self.broken_servers.run()]
+                background += [] if self.workers is None else [self.workers.run()]
                 evaluations = self.evaluations.run(watcher)
                 await run_until_first_ends(self._steps(collector, watcher), evaluations, *background)
             finally:
@@ -223,11 +224,22 @@ class Orchestrator:
 
     def _collector(self) -> GroupCollector:
         config = self.config
-        runner = self._runner(derive_seed(self.seed, "rollouts"), sampling_params(config), self.shaping)
+        seed = derive_seed(self.seed, "rollouts")
+        runner: GroupRunner
+        if config.workers == 1:
+            runner = self._runner(seed, sampling_params(config), self.shaping)
+        else:
+            runner = self.workers = RolloutWorkers(
+                config,
+                self.client,
+                seed=seed,
+                version=lambda: collector.version,
+                evaluates=lambda: self.evaluations.version_in_evaluation is not None,
+            )
         pauses = EnvironmentPauses(
             [env.name for env in self.environments], config.env_pause, config.output_dir
         )
-        return GroupCollector(
+        collector = GroupCollector(
             self.sampler,
             runner,
             config,
@@ -236,21 +248,14 @@ class Orchestrator:
             deterministic=self.deterministic is not None,
             version_in_evaluation=lambda: self.evaluations.version_in_evaluation,
         )
+        return collector
 
     def _runner(
         self, seed: int, params: SamplingParams, shaping: RewardShaping | None = None
     ) -> RecordingRolloutRunner:
-        config = self.config
-        return RecordingRolloutRunner(
-            sampler=self.deterministic or self.client,
-            renderer=self.renderer,
-            params=params,
-            seq_len=config.seq_len,
-            seed=seed,
-            timeout=config.rollout_timeout,
-            retries=config.max_rollout_retries,
-            max_concurrent=config.max_concurrent,
-            shaping=shaping,
+        sampler = self.deterministic or self.client
+        return recording_runner(
+            self.config, sampler, self.renderer, seed=seed, params=params, shaping=shaping
         )
 
     def _evaluation_runner(
@@ -382,6 +387,7 @@ class Orchestrator:
             **self.collection.record(collected),
             **collected.by_environment.metrics(collected.groups),
             **self.client.metrics(),
+            **({} if self.workers is None else self.workers.metrics()),
         }
         await self.metrics.write_async("orchestrator", step, metrics)
         log.log(

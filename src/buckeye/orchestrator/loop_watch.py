@@ -26,6 +26,12 @@ from buckeye.orchestrator.weights_watcher import WeightsWatcher
 
 log = logging.getLogger(__name__)
 
+SWITCH_SECONDS = 0.0005
+"""Time after which a thread that writes a batch must let the event loop run.
+
+The event loop waits for this time at most after every operation on a socket.
+"""
+
 # While the code of one rollout computes or sleeps without awaiting, no other rollout can run.
 _POLL_SECONDS = 0.05
 _BLOCKED_AFTER = 0.2  # seconds without an iteration after which the loop counts as blocked
@@ -68,12 +74,13 @@ class LoopWatch:
         return seconds
 
     def take_lateness(self) -> dict[str, float]:
+        """Return the metrics of the delays of the loop's timers since the last call."""
+        return lateness_metrics("time/loop_late", self.take_delays())
+
+    def take_delays(self) -> list[float]:
         """Return the delays of the timers of the loop since the last call, in seconds."""
-        late, self._lateness = sorted(self._lateness) or [0.0], []
-        shares = {"p50": 0.5, "p99": 0.99, "max": 1.0}
-        return {
-            f"time/loop_late/{name}": late[int(share * (len(late) - 1))] for name, share in shares.items()
-        }
+        late, self._lateness = self._lateness, []
+        return late
 
     def _record_iteration(self) -> None:
         self._last_iteration = time.monotonic()
@@ -119,6 +126,12 @@ class LoopWatch:
                 self._blocked_seconds[location],
                 location,
             )
+
+
+def lateness_metrics(name: str, delays: Sequence[float]) -> dict[str, float]:
+    """Return the median, the 99th percentile and the maximum of delays."""
+    late, shares = sorted(delays) or [0.0], {"p50": 0.5, "p99": 0.99, "max": 1.0}
+    return {f"{name}/{part}": late[int(share * (len(late) - 1))] for part, share in shares.items()}
 
 
 def _find_blocking_code(frame: FrameType) -> str:

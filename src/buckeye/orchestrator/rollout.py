@@ -6,10 +6,9 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from buckeye.envs.base import Message, Outcome, Task
-from buckeye.inference.client import SamplingSession
 from buckeye.orchestrator.advantages import Scored, shaped_turn_rewards
 from buckeye.orchestrator.training_samples import Segment
 
@@ -156,6 +155,12 @@ class Group:
         return [f"{r.env_name}, task {r.task.id}: {r.outcome.error}" for r in failed]
 
 
+class AbortableSession(Protocol):
+    """Source of samples that can end its open requests."""
+
+    async def abort(self) -> None: ...
+
+
 class InFlightGroup:
     """Group of `size` rollouts that has not ended.
 
@@ -163,17 +168,24 @@ class InFlightGroup:
     """
 
     def __init__(
-        self, index: int = 0, size: int = 1, *, current_version: Callable[[], int] = lambda: 0
+        self,
+        index: int = 0,
+        size: int = 1,
+        *,
+        current_version: Callable[[], int] = lambda: 0,
+        losses: int = 0,
     ) -> None:
         self.index = index
         self.size = size
+        self.losses = losses
+        """Number of processes that have ended while they ran the group."""
         self.is_cut = False
         """True if `cut` was called."""
         self.attempts = 0
         """Number of finished attempts of its rollouts, including failed attempts."""
         self._current_version = current_version
         self._first_version: int | None = None
-        self._sessions: list[SamplingSession] = []
+        self._sessions: list[AbortableSession] = []
         self._aborting: list[asyncio.Task[None]] = []
 
     @property
@@ -184,12 +196,17 @@ class InFlightGroup:
         """
         return self._current_version() if self._first_version is None else self._first_version
 
-    def begin(self) -> None:
-        """Record the start of a rollout; the first one fixes `version`."""
-        if self._first_version is None:
-            self._first_version = self._current_version()
+    @property
+    def has_begun(self) -> bool:
+        """True if a rollout has started."""
+        return self._first_version is not None
 
-    def add_session(self, session: SamplingSession) -> None:
+    def begin(self, version: int | None = None) -> None:
+        """Record the start of a rollout; the first one fixes `version`, by default to the current one."""
+        if self._first_version is None:
+            self._first_version = self._current_version() if version is None else version
+
+    def add_session(self, session: AbortableSession) -> None:
         """Register an inference session whose requests are aborted when the group is cut."""
         self._sessions.append(session)
 

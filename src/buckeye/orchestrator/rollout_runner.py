@@ -10,6 +10,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
+from buckeye.config.orchestrator import OrchestratorConfig
 from buckeye.envs.base import ROLLOUT_DEADLINE, Outcome, Task
 from buckeye.envs.outcome_validation import error_outcome, outcome_of_exception, validate_outcome
 from buckeye.errors import THIRD_PARTY_ERRORS, InferenceError
@@ -102,13 +103,14 @@ class RolloutRunner:
         flight.begin()
         failed: list[Rollout] = []
         while True:
-            policy = make_policy(env, derive_seed(self._seed, *order, len(failed)))
+            attempt = flight.losses + len(failed)
+            policy = make_policy(env, derive_seed(self._seed, *order, attempt))
             rollout = await self._run_attempt(env, task, policy)
             self.attempts += 1
             flight.attempts += 1
             if rollout.outcome.error is not None:
                 self._log_error(rollout)
-            if len(failed) == self._retries or flight.is_cut or not self._may_retry(rollout):
+            if attempt >= self._retries or flight.is_cut or not self._may_retry(rollout):
                 return replace(rollout, earlier_attempts=tuple(failed)) if failed else rollout
             failed.append(rollout)
             await env.admission.wait_for_start()
@@ -259,6 +261,29 @@ class RecordingRolloutRunner(RolloutRunner):
             )
 
         return make_policy
+
+
+def recording_runner(
+    config: OrchestratorConfig,
+    sampler: Sampler | DeterministicSampling,
+    renderer: ChatRenderer,
+    *,
+    seed: int,
+    params: SamplingParams,
+    shaping: RewardShaping | None = None,
+) -> RecordingRolloutRunner:
+    """Return a runner with the limits of a configuration."""
+    return RecordingRolloutRunner(
+        sampler=sampler,
+        renderer=renderer,
+        params=params,
+        seq_len=config.seq_len,
+        seed=seed,
+        timeout=config.rollout_timeout,
+        retries=config.max_rollout_retries,
+        max_concurrent=config.max_concurrent,
+        shaping=shaping,
+    )
 
 
 async def run_rollout(

@@ -150,7 +150,10 @@ class InferenceClient:
         )
         self._keep_kv_cache = keep_kv_cache
         self._turns = turns
-        self._requeued = 0
+        self.requeued = 0
+        """Number of requests that were repeated because a server was lost."""
+        self.waiting_elsewhere = self.queued_elsewhere = 0
+        """Rollouts and requests that wait for a server in other processes of the run."""
 
     async def __aenter__(self) -> InferenceClient:
         return self
@@ -270,10 +273,14 @@ class InferenceClient:
         """Return counts since the start, and the current state. Names of server i begin `inference/<i>/`."""
         return {
             **self._fleet.metrics(),
-            "inference/requeued": self._requeued + sum(replica.drops for replica in self._replicas),
-            "inference/waiting": self._router.num_waiting_rollouts,
-            "inference/queued": self._router.num_queued_requests,
+            "inference/requeued": self.requeued + sum(replica.drops for replica in self._replicas),
+            "inference/waiting": self._router.num_waiting_rollouts + self.waiting_elsewhere,
+            "inference/queued": self._router.num_queued_requests + self.queued_elsewhere,
         }
+
+    def handle_lost_call(self, replica: Replica, epoch: int, error: ReplicaLostError) -> None:
+        """Exclude the server of a failed call, unless it was excluded after the `epoch` of the call."""
+        self._fleet.handle_lost_call(replica, epoch, error)
 
     async def _generate_part(
         self, preferred: Replica, prompts: Sequence[TokenIds], params: SamplingParams, start: int
@@ -312,8 +319,8 @@ class InferenceClient:
                 with replica.busy_clock:
                     return await replica.retry_drops(partial(call, replica))
             except ReplicaLostError as error:
-                self._fleet.handle_lost_call(replica, epoch, error)
-                self._requeued += 1
+                self.handle_lost_call(replica, epoch, error)
+                self.requeued += 1
                 last = error
             finally:
                 self._router.release(replica, cost)

@@ -98,6 +98,8 @@ class Replica:
         """Total seconds in which the server restored its memory."""
         self.max_num_seqs: int | None = None
         """Number of sequences that the server decodes at a time; None if unknown."""
+        self.share = (0, 1)
+        """Index of this client, and number of clients that share the requests to the server."""
         self.requests_in_flight = self.tokens_in_flight = 0
         """Number of current requests, and the sum of their prompt tokens and `max_tokens`."""
         self.busy_clock = BusyClock()
@@ -131,10 +133,12 @@ class Replica:
         """Number of requests to send at a time. The others wait in the router.
 
         The server gets a quarter more requests than it decodes at a time, so that its queue is never empty.
+        Clients that share the server send this number together, but each of them at least one.
         """
         decoded = self.max_num_seqs
         capacity = _DEFAULT_REQUESTS if decoded is None else decoded + math.ceil(decoded / 4)
-        return min(capacity, self._max_connections)
+        index, clients = self.share
+        return max(1, (min(capacity, self._max_connections) + index) // clients)
 
     @property
     def has_slot(self) -> bool:

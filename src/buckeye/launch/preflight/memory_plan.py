@@ -93,6 +93,9 @@ def plan_memory(config: RLConfig, shape: ModelShape, hardware: Hardware) -> list
         Part("rollouts", _ROLLOUT_TOKEN * tokens),
         Part("program", _ORCHESTRATOR),
     ]
+    if (workers := config.orchestrator.workers) > 1:
+        program = _TOKENIZER * shape.vocabulary + _ORCHESTRATOR
+        orchestrator.append(Part("rollout workers", workers * program))
     needs.append(_process("orchestrator", MAIN_MEMORY, orchestrator))
     ranks = config.trainer_gpu_ids if 0 in config.cluster.trainer_node_numbers else []
     load = trainer_load(config, shape, hardware)
