@@ -2,6 +2,7 @@
 
     python benchmarks/fleet.py [--engines 1 16 256] [--rollouts 10 1000 10000] [--steps 4] [--failures 0.1]
     python benchmarks/fleet.py --check
+    python benchmarks/fleet.py --workers 4 [--rollouts 100000]
 
 Real: the collector, the rollout runner, the recording policy, the client's router and retries. Simulated: the
 engines (their speed depends on the number of sequences; prompts, new weights and failures stall them), the
@@ -13,6 +14,10 @@ late the real event loop would be), the memory, and what the fleet did.
 
 With `--check`, engines that only sleep run layouts in real time. Laws are fitted to the rollouts of the first
 layout, and predict the seconds per step of the others. Prints the errors.
+
+With `--workers`, that many rollout workers (`orchestrator.workers`) run two batches in real time, with
+simulated engines in each worker. Prints the processor time of all processes per rollout, and how late the
+event loops are. Fails if a rollout is lost.
 """
 
 from __future__ import annotations
@@ -28,23 +33,38 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
+from typing import Any
 
 import psutil
 
+from buckeye.base.process import die_with_parent
 from buckeye.config.orchestrator import OrchestratorConfig
 from buckeye.evaluation.layouts import fit_engine, fit_laws
+from buckeye.inference.client import InferenceClient, SamplingParams
+from buckeye.inference.client.follower import FollowingClient
 from buckeye.inference.client.replica import ReplicaLostError
 from buckeye.monitor.rollouts import RecordedRollout
+from buckeye.orchestrator.collector import GroupCollector
+from buckeye.orchestrator.environments import NamedEnvironment
+from buckeye.orchestrator.loop_watch import SWITCH_SECONDS, LoopWatch
+from buckeye.orchestrator.pauses import EnvironmentPauses
+from buckeye.orchestrator.rollout_runner import recording_runner
+from buckeye.orchestrator.rollout_worker import LostServerReport, Parts, serve
+from buckeye.orchestrator.rollout_workers import RolloutWorkers
 from buckeye.orchestrator.simulation import (
     EngineLaw,
     Laws,
     RolloutLaw,
     Simulated,
+    SimulatedEnvironment,
+    SimulatedRenderer,
     SimulatedReplica,
     Simulation,
     VirtualTime,
     simulate,
 )
+from buckeye.orchestrator.task_sampler import TaskSampler
+from buckeye.orchestrator.worker_messages import Setup
 
 GROUP = 8
 _DOWN_SECONDS = 30.0
@@ -223,6 +243,75 @@ def _observed(simulation: Simulation) -> list[RecordedRollout]:
     ]
 
 
+# --- workers: rollout workers in real time, with simulated engines in each of them ---
+
+_ENGINES = 20
+_URLS = [f"http://simulated-{index}" for index in range(_ENGINES)]
+
+
+def _slow_replicas(config: OrchestratorConfig) -> list[SimulatedReplica]:
+    """Return engines so slow that all rollouts have started before many end."""
+    law = EngineLaw(base=config.batch_rollouts / 25_000, max_num_seqs=1 << 18)
+    return [SimulatedReplica(index, law) for index in range(_ENGINES)]
+
+
+def _environment() -> NamedEnvironment:
+    draw = partial(tool_rollouts, turns=2, reply=(4.6, 0.4), tool=(1.0, 1.3, 60.0))
+    laws = Laws(engine=EngineLaw(), draw=draw, train=lambda tokens: 0.0)
+    environment: Any = SimulatedEnvironment(laws, random.Random(0), GROUP)
+    return NamedEnvironment(name="simulated", environment=environment)
+
+
+def _worker_parts(setup: Setup, report_lost: LostServerReport) -> Parts:
+    config = OrchestratorConfig.model_validate_json(setup.config)
+    client = FollowingClient(_URLS, api_key=None, timeout=1e9, model="simulated", on_lost=report_lost)
+    client._replicas[:] = _slow_replicas(config)
+    renderer: Any = SimulatedRenderer()
+    params = SamplingParams(max_tokens=1 << 30)
+    runner = recording_runner(config, client, renderer, seed=setup.seed, params=params)
+    return Parts(TaskSampler([_environment()], seed=0), runner, client)
+
+
+async def measure_workers(count: int, rollouts: int) -> None:
+    """Run two batches with rollout workers, and print their cost."""
+    batch = rollouts // 2 // GROUP * GROUP
+    limits: dict[str, Any] = {"seq_len": 1 << 30, "rollout_timeout": 1e6}
+    config = OrchestratorConfig(batch_size=batch, rollouts_per_example=GROUP, workers=count, **limits)
+    client = InferenceClient(_URLS, api_key=None, timeout=1e9, model="simulated")
+    client._replicas[:] = _slow_replicas(config)
+    workers = RolloutWorkers(config, client, seed=0, version=lambda: 0, program=(__file__, "--worker"))
+    pauses = EnvironmentPauses(["simulated"], config.env_pause, config.output_dir)
+    collector = GroupCollector(TaskSampler([_environment()], seed=0), workers, config, pauses, state={})
+    watch, most, began = LoopWatch(), 0, time.monotonic()
+    async with workers:
+        running, processes = asyncio.create_task(workers.run()), list(map(psutil.Process, workers.pids()))
+        collecting = asyncio.create_task(collector.collect(0))
+        watch.start()
+        while not collecting.done():
+            await asyncio.wait({collecting}, timeout=1.0)
+            most = max(most, workers.requests_in_flight)
+        batches = [await collecting, await collector.collect(1)]
+        spent = [time.process_time(), *(sum(p.cpu_times()[:2]) for p in processes)]
+        memory = [p.memory_info().rss / 2**20 for p in (psutil.Process(), *processes)]
+        metrics, late = workers.metrics(), watch.take_lateness()
+        watch.stop()
+        trained = sum(len(found.rollouts) for found in batches)
+        print(
+            f"{trained:,} rollouts in {time.monotonic() - began:.0f} s, at most {most:,} requests at a time"
+        )
+        for name, values in (("processor s", spent), ("MiB", memory)):
+            print(f"{name}: orchestrator {values[0]:.0f}, workers", *(f"{value:.0f}" for value in values[1:]))
+        each = [1000 * seconds / workers.attempts for seconds in (spent[0], sum(spent[1:]))]
+        print(f"ms a rollout: orchestrator {each[0]:.2f}, workers {each[1]:.2f}")
+        for name, value in (late | metrics).items():
+            print(f"{name} {value:.3f}")
+        print(f"load {psutil.getloadavg()[0]:.1f}; unaccounted {collector.unaccounted}")
+        running.cancel()
+        await collector.close()
+        if collector.unaccounted or trained < 2 * batch:
+            raise SystemExit("rollouts were lost")
+
+
 def main() -> None:
     """Print a table in Markdown."""
     parser = argparse.ArgumentParser(
@@ -233,7 +322,18 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--failures", type=float, default=0.0)
     parser.add_argument("--check", action="store_true", help="compare predictions with sleeping engines")
+    parser.add_argument("--workers", type=int, help="number of rollout workers, in real time")
+    parser.add_argument("--worker", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if args.workers or args.worker:
+        sys.setswitchinterval(SWITCH_SECONDS)
+    if args.worker:
+        die_with_parent()
+        asyncio.run(serve(args.worker, _worker_parts))
+        return
+    if args.workers:
+        asyncio.run(measure_workers(args.workers, args.rollouts[-1]))
+        return
     if args.check:
         check(max(args.steps, 16))
         return

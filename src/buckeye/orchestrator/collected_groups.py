@@ -31,6 +31,10 @@ class CollectedGroups:
     sampled_rewards: list[float] = field(default_factory=list)
     waited_seconds: float = 0.0
     by_environment: EnvironmentMetrics = field(default_factory=EnvironmentMetrics)
+    size: int = field(default=0, init=False)
+    """Number of rollouts in the groups of the batch."""
+    trained_tokens: int = field(default=0, init=False)
+    """Number of sampled tokens in the scored rollouts of the batch."""
 
     def add(self, group: Group, reason: str | None) -> None:
         """Add a group to the batch; with a `reason`, add it to the dropped groups instead."""
@@ -39,18 +43,10 @@ class CollectedGroups:
             self.sampled_rewards += group.rewards
         if reason is None:
             self.groups.append(group)
+            self.size += len(group.rollouts)
+            self.trained_tokens += group.trained_tokens
         else:
             self.dropped_groups.append((reason, group))
-
-    @property
-    def size(self) -> int:
-        """Number of rollouts in the groups of the batch."""
-        return sum(len(group.rollouts) for group in self.groups)
-
-    @property
-    def trained_tokens(self) -> int:
-        """Number of sampled tokens in the scored rollouts of the batch."""
-        return sum(group.trained_tokens for group in self.groups)
 
     @property
     def all_groups(self) -> list[Group]:

@@ -7,11 +7,13 @@ import logging
 import math
 import shlex
 import time
+from bisect import insort
 from collections import Counter, deque
-from collections.abc import Callable, Set
+from collections.abc import Callable, Hashable, Set
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Protocol
+from functools import partial
+from typing import Any, Protocol, TypeVar
 
 from buckeye.base import heartbeat
 from buckeye.base.columns import counted
@@ -25,6 +27,7 @@ from buckeye.orchestrator.task_sampler import GroupTask, TaskSampler
 
 log = logging.getLogger(__name__)
 
+_Key = TypeVar("_Key", bound=Hashable)
 _POLL_SECONDS = 1.0
 _STARTS_AT_ONCE = 4  # groups: their first prompts are rendered in one iteration of the event loop
 
@@ -47,12 +50,14 @@ class _FinishedGroup:
     """Finished group that waits for a batch.
 
     `oldest` is the oldest policy version that sampled one of its tokens; without tokens, the current version.
-    `fault` is a reason other than its age to drop the group, or None.
+    `fault` is a reason other than its age to drop the group, or None. `amount` is in rollouts or tokens.
     """
 
     group: Group
     oldest: int
     fault: str | None
+    amount: int
+    is_scored: bool
 
 
 class GroupRunner(Protocol):
@@ -118,7 +123,11 @@ class GroupCollector:
         self._tokens_per_rollout = float(state.get("tokens_per_rollout", 0.0))
         self._pending = deque(int(i) for i in state.get("pending", []))
         self._in_flight: dict[asyncio.Task[Group], InFlightGroup] = {}
-        self._finished: list[_FinishedGroup] = []
+        # by first version (None: not begun) and size, so that no cost depends on the number of groups
+        self._flying: Counter[tuple[int | None, int]] = Counter()
+        self._finished: list[_FinishedGroup] = []  # in the order in which they may enter a batch
+        self._buffered: Counter[int] = Counter()  # amounts of finished groups, by oldest version
+        self._faulty = 0  # number of finished groups with a fault
         self._started = 0
         self._starts_remain = False  # True if `_start_groups` has not reached the capacity yet
         self._accounted = 0  # attempts of groups that entered a batch or were dropped
@@ -162,10 +171,6 @@ class GroupCollector:
         waiting = sum(len(ended.group.attempts) for ended in self._finished)
         running = sum(flight.attempts for flight in self._in_flight.values())
         return self._runner.attempts - self._accounted - waiting - running
-
-    @property
-    def _buffered(self) -> int:
-        return sum(self._amount(ended.group) for ended in self._finished)
 
     def _amount(self, group: Group) -> int:
         """Return the amount of a finished group: its rollouts, or its trained tokens."""
@@ -224,7 +229,7 @@ class GroupCollector:
             return False
         if self._config.token_batch_size is None or self._config.oversampling_factor > 1:
             return True
-        return all(self._due(flight.version) > step for flight in self._in_flight.values())
+        return all(self._due(version) > step for version, _, _ in self._in_flight_by_version())
 
     def _heartbeat_note(self) -> str:
         """Return a note for the heartbeat: the paused environments, and the number of finished groups."""
@@ -265,8 +270,9 @@ class GroupCollector:
         if self._deterministic and self._in_flight:
             return frozenset()  # start whole batches only, so that every run makes the same requests
         oldest = step - config.max_token_age
-        fresh = [flight for flight in self._in_flight.values() if flight.version >= oldest]
-        started = sum(self._expected_amount(flight.size) for flight in fresh) + self._buffered
+        flying = self._in_flight_by_version()
+        fresh = sum(self._expected_amount(size) * n for version, size, n in flying if version >= oldest)
+        started = fresh + self._buffered.total()
         limit = self._started + _STARTS_AT_ONCE
         while accepted + started < capacity:
             if self._started == limit and not self._deterministic:
@@ -278,7 +284,13 @@ class GroupCollector:
                 return held
             self._next_group = max(self._next_group, index + 1)
             size = self._size_of(index)
-            flight = InFlightGroup(index, size, current_version=lambda: self.version)
+            flight = InFlightGroup(
+                index,
+                size,
+                current_version=lambda: self.version,
+                on_begin=partial(self._record_begin, size),
+            )
+            self._flying[None, size] += 1
             running = self._runner.start_group(self._sampler[index], size, flight)
             self._pauses.record_start(self._sampler.environment_of(index).name)
             self._in_flight[running] = flight
@@ -308,8 +320,20 @@ class GroupCollector:
             or self._config.rollouts_per_example
         )
 
+    def _record_begin(self, size: int, version: int) -> None:
+        _subtract(self._flying, (None, size), 1)
+        self._flying[version, size] += 1
+
+    def _in_flight_by_version(self) -> list[tuple[int, int, int]]:
+        """Return the groups in flight as triples: version, size of a group, number of groups."""
+        return [
+            (self.version if version is None else version, size, count)
+            for (version, size), count in self._flying.items()
+        ]
+
     def _finish(self, running: asyncio.Task[Group]) -> None:
-        del self._in_flight[running]
+        flight = self._in_flight.pop(running)
+        _subtract(self._flying, (flight.first_version, flight.size), 1)
         if not running.cancelled():
             try:
                 self._keep(running.result())
@@ -321,7 +345,10 @@ class GroupCollector:
         self._pauses.record_end(self._sampler.environment_of(group.index).name, group)
         oldest = group.oldest_version
         version = self.version if oldest is None else oldest
-        self._finished.append(_FinishedGroup(group, version, self._fault(group)))
+        ended = _FinishedGroup(group, version, self._fault(group), self._amount(group), bool(group.scored))
+        insort(self._finished, ended, key=self._order)
+        self._buffered[version] += ended.amount
+        self._faulty += ended.fault is not None
 
     async def _wait_for_change(self, timeout: float | None) -> None:
         """Wait until a group ends (each rollout has its own deadline) or the policy version changes."""
@@ -358,10 +385,10 @@ class GroupCollector:
         """
         if self._deterministic and self._in_flight:
             return dropped_in_a_row
-        waiting = self._waiting()
+        waiting, removed = self._waiting(), set[int]()
         refused = math.inf  # smallest size that did not fit: larger groups do not fit either
-        for ended in sorted(self._finished, key=self._order):
-            group, due, size = ended.group, self._due(ended.oldest), self._amount(ended.group)
+        for ended in self._finished:
+            group, due, size = ended.group, self._due(ended.oldest), ended.amount
             open_places = self._target - self._collected_amount(collected)
             if open_places <= 0:
                 if self._config.token_batch_size is None:
@@ -373,8 +400,11 @@ class GroupCollector:
                 size >= refused or not self._leaves_room(size, due, waiting, open_places, step)
             ):
                 refused = min(refused, size)
+                if refused <= self._smallest and not self._faulty:
+                    break  # no later group fits, and none is dropped: stale groups come first
                 continue
-            self._finished.remove(ended)
+            removed.add(id(ended))
+            self._remove(ended)
             waiting[due] -= size
             self._accounted += len(group.attempts)
             collected.add(group, reason)
@@ -382,7 +412,19 @@ class GroupCollector:
                 self._pending.append(group.index)
             dropped = self._expected_amount(len(group.rollouts))  # an errored group may have no tokens
             dropped_in_a_row = 0 if reason is None else dropped_in_a_row + dropped
+        if removed:
+            self._finished = [ended for ended in self._finished if id(ended) not in removed]
         return dropped_in_a_row
+
+    def _remove(self, ended: _FinishedGroup) -> None:
+        _subtract(self._buffered, ended.oldest, ended.amount)
+        self._faulty -= ended.fault is not None
+
+    @property
+    def _smallest(self) -> int:
+        """Lower bound of the amounts of groups that are accepted in the order of their age."""
+        ordered_by_age = self._config.token_batch_size is None and not self._deterministic
+        return min(self._config.group_sizes) if ordered_by_age else 0
 
     def _order(self, ended: _FinishedGroup) -> tuple[int, int]:
         """Return the sort key: oldest group first. With deterministic sampling, only the index counts."""
@@ -395,17 +437,17 @@ class GroupCollector:
     def _waiting(self) -> Counter[int]:
         """Return the amount of the groups, finished or in flight, by the last batch that they may enter."""
         waiting: Counter[int] = Counter()
-        for flight in self._in_flight.values():
-            waiting[self._due(flight.version)] += self._expected_amount(flight.size)
-        for ended in self._finished:
-            waiting[self._due(ended.oldest)] += self._amount(ended.group)
+        for version, size, count in self._in_flight_by_version():
+            waiting[self._due(version)] += self._expected_amount(size) * count
+        for oldest, amount in self._buffered.items():
+            waiting[self._due(oldest)] += amount
         return waiting
 
     def _leaves_room(self, size: int, due: int, waiting: Counter[int], open_places: int, step: int) -> bool:
         return leaves_room(size, due, waiting, open_places=open_places, batch=step, batch_size=self._target)
 
     def _reason_to_drop(self, ended: _FinishedGroup, step: int) -> str | None:
-        return "stale" if ended.group.scored and self._due(ended.oldest) < step else ended.fault
+        return "stale" if ended.is_scored and self._due(ended.oldest) < step else ended.fault
 
     def _fault(self, group: Group) -> str | None:
         if len(group.scored) < min_scored_rollouts(len(group.rollouts), self._config.min_group_size):
@@ -429,3 +471,10 @@ class GroupCollector:
         for running in list(self._in_flight):
             running.cancel()
         await asyncio.gather(*self._in_flight, return_exceptions=True)
+
+
+def _subtract(counts: Counter[_Key], key: _Key, amount: int) -> None:
+    """Subtract from a count, and delete it at 0, so that the counts stay few."""
+    counts[key] -= amount
+    if not counts[key]:
+        del counts[key]

@@ -164,7 +164,8 @@ class AbortableSession(Protocol):
 class InFlightGroup:
     """Group of `size` rollouts that has not ended.
 
-    `current_version` returns the policy version of the engines.
+    `current_version` returns the policy version of the engines. `on_begin` gets the version when the first
+    rollout starts.
     """
 
     def __init__(
@@ -174,6 +175,7 @@ class InFlightGroup:
         *,
         current_version: Callable[[], int] = lambda: 0,
         losses: int = 0,
+        on_begin: Callable[[int], None] = lambda version: None,
     ) -> None:
         self.index = index
         self.size = size
@@ -183,8 +185,10 @@ class InFlightGroup:
         """True if `cut` was called."""
         self.attempts = 0
         """Number of finished attempts of its rollouts, including failed attempts."""
+        self.first_version: int | None = None
+        """Policy version when the first rollout started; None before."""
         self._current_version = current_version
-        self._first_version: int | None = None
+        self._on_begin = on_begin
         self._sessions: list[AbortableSession] = []
         self._aborting: list[asyncio.Task[None]] = []
 
@@ -194,17 +198,13 @@ class InFlightGroup:
 
         It is the version when the first rollout started; before that, the current version.
         """
-        return self._current_version() if self._first_version is None else self._first_version
-
-    @property
-    def has_begun(self) -> bool:
-        """True if a rollout has started."""
-        return self._first_version is not None
+        return self._current_version() if self.first_version is None else self.first_version
 
     def begin(self, version: int | None = None) -> None:
         """Record the start of a rollout; the first one fixes `version`, by default to the current one."""
-        if self._first_version is None:
-            self._first_version = self._current_version() if version is None else version
+        if self.first_version is None:
+            self.first_version = self._current_version() if version is None else version
+            self._on_begin(self.first_version)
 
     def add_session(self, session: AbortableSession) -> None:
         """Register an inference session whose requests are aborted when the group is cut."""

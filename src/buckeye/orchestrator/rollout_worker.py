@@ -56,20 +56,6 @@ STREAM_LIMIT = 1 << 20
 """Bytes of received messages that wait in memory, per connection."""
 
 
-class _ReportingFlight(InFlightGroup):
-    """Group in flight that reports the start of its first rollout, with the version of the policy."""
-
-    def __init__(self, start: Start, version: Callable[[], int], report: Callable[[int], None]) -> None:
-        super().__init__(start.index, start.size, current_version=version, losses=start.losses)
-        self._report = report
-
-    def begin(self, version: int | None = None) -> None:
-        """Record the start of a rollout, and report the first one."""
-        if not self.has_begun:
-            self._report(self.version)
-        super().begin(version)
-
-
 @dataclass(frozen=True, slots=True)
 class Parts:
     """Parts of a worker: its tasks, its runner, and its client, which follows the orchestrator's client."""
@@ -136,8 +122,12 @@ class RolloutWorker:
             self._flights[message.number].cut()
 
     async def _run_group(self, start: Start) -> None:
-        flight = _ReportingFlight(
-            start, lambda: self._version, lambda version: self._post(Begun(start.number, version))
+        flight = InFlightGroup(
+            start.index,
+            start.size,
+            current_version=lambda: self._version,
+            losses=start.losses,
+            on_begin=lambda version: self._post(Begun(start.number, version)),
         )
         self._flights[start.number] = flight
         assert self._parts is not None

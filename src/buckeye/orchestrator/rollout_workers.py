@@ -157,6 +157,12 @@ class RolloutWorkers:
         """Return the process ids of the workers."""
         return [worker.process.pid for worker in self._workers.values()]
 
+    @property
+    def requests_in_flight(self) -> int:
+        """Number of requests of all workers, at their last reports."""
+        servers = [use for worker in self._workers.values() for use in worker.use.servers]
+        return sum(use.requests_in_flight for use in servers)
+
     async def run(self) -> None:
         """Send versions and states of servers to the workers, and kill silent workers, until cancelled.
 

@@ -206,7 +206,7 @@ class SimulatedReplica(Replica):
             self._timer = asyncio.get_running_loop().call_later(pause + seconds, self._change)
 
 
-class _Renderer:
+class SimulatedRenderer:
     """Renderer of messages that contain a number of tokens and the token id, such as "512 7"."""
 
     stop_token_ids = ()
@@ -238,7 +238,7 @@ class _Renderer:
 
 
 @dataclass(slots=True)
-class _Environment:
+class SimulatedEnvironment:
     """Environment whose rollouts follow a law. Each task has its own draw of rollouts."""
 
     laws: Laws
@@ -274,8 +274,8 @@ class Simulation:
         self.client = InferenceClient(urls, api_key=None, timeout=1e9, model="simulated")
         self.replicas = [SimulatedReplica(index, laws.engine) for index in range(engines)]
         self.client._replicas[:] = self.replicas  # the list that the router shares
-        environment: Any = _Environment(laws, random.Random(seed), config.rollouts_per_example)  # noqa: S311
-        renderer: Any = _Renderer()
+        environment: Any = SimulatedEnvironment(laws, random.Random(seed), config.rollouts_per_example)  # noqa: S311
+        renderer: Any = SimulatedRenderer()
         self.runner = RecordingRolloutRunner(
             sampler=self.client,
             renderer=renderer,
