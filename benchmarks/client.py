@@ -40,6 +40,7 @@ from buckeye.inference.client import Generation, InferenceClient, SamplingParams
 from buckeye.inference.render import ChatRenderer
 from buckeye.launch.serve import served_model
 from buckeye.orchestrator.batch import BatchSender, advantages_of, batch_metrics, make_batch, write_rollouts
+from buckeye.orchestrator.coroutines import collect_garbage
 from buckeye.orchestrator.loop_watch import SWITCH_SECONDS, LoopWatch
 from buckeye.orchestrator.rollout import Group, Rollout
 from buckeye.orchestrator.training_samples import Segment
@@ -105,6 +106,7 @@ async def measure_lateness(rollouts: int, server: Server, millions: float) -> No
         async with client:
             await client.wait_ready(DEADLINE)
             running = [asyncio.create_task(repeat(p, i)) for i, p in enumerate(prompts)]
+            running.append(asyncio.create_task(collect_garbage()))
             await asyncio.sleep(15)
             watch.start()
             watch.take_lateness()
@@ -154,7 +156,9 @@ class _Writing:
 
     async def _rollouts(self) -> None:
         pairs = [(None, group) for group in self._groups]
-        await write_rollouts(self._folder / "rollouts.jsonl", pairs, self._renderer.decode, self._values)
+        await write_rollouts(
+            self._folder / "rollouts.jsonl", pairs, self._renderer.decode_in_thread, self._values
+        )
 
     async def _make(self) -> None:
         values = self._groups, self._values, self._config

@@ -251,12 +251,12 @@ _URLS = [f"http://simulated-{index}" for index in range(_ENGINES)]
 
 def _slow_replicas(config: OrchestratorConfig) -> list[SimulatedReplica]:
     """Return engines so slow that all rollouts have started before many end."""
-    law = EngineLaw(base=config.batch_rollouts / 25_000, max_num_seqs=1 << 18)
+    law = EngineLaw(base=config.batch_rollouts / 4_000, max_num_seqs=1 << 18)
     return [SimulatedReplica(index, law) for index in range(_ENGINES)]
 
 
 def _environment() -> NamedEnvironment:
-    draw = partial(tool_rollouts, turns=2, reply=(4.6, 0.4), tool=(1.0, 1.3, 60.0))
+    draw = partial(tool_rollouts, turns=1, prompt=100, reply=(3.2, 0.3), tool=(1.0, 1.3, 60.0))
     laws = Laws(engine=EngineLaw(), draw=draw, train=lambda tokens: 0.0)
     environment: Any = SimulatedEnvironment(laws, random.Random(0), GROUP)
     return NamedEnvironment(name="simulated", environment=environment)

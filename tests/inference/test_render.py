@@ -39,6 +39,7 @@ def test_ids_and_text_of_a_prompt_agree(renderer, wording):
     prompt = renderer.render(QUESTION)
     assert prompt.text == wording
     assert renderer.decode(prompt.ids) == prompt.text
+    assert renderer.decode_in_thread(prompt.ids) == prompt.text
     assert prompt.ids == renderer.encode(prompt.text)
 
 

@@ -1,12 +1,14 @@
 """Code that blocks the event loop is found and named."""
 
 import asyncio
+import gc
 import time
+import weakref
 
 import pytest
 
 from buckeye.inference.render.renderer import ChatRenderer
-from buckeye.orchestrator import loop_watch
+from buckeye.orchestrator import coroutines, loop_watch
 from buckeye.orchestrator.loop_watch import LoopWatch
 
 
@@ -107,3 +109,37 @@ def test_timers_are_late_while_code_blocks_the_loop():
     assert late["time/loop_late/max"] >= 0.25
     assert late["time/loop_late/p50"] <= late["time/loop_late/p99"] <= late["time/loop_late/max"]
     assert set(none.values()) == {0.0}
+
+
+def test_old_cyclic_garbage_is_collected_at_intervals_only(monkeypatch):
+    monkeypatch.setattr(coroutines, "_GARBAGE_SECONDS", 0.05)
+    full, ends = [], weakref.WeakSet()
+
+    class Node:
+        def __init__(self):
+            self.itself = self
+            ends.add(self)
+
+    def count(phase, info):
+        full.append(phase == "start" and info["generation"] == 2)
+
+    async def run():
+        collecting = asyncio.create_task(coroutines.collect_garbage())
+        await asyncio.sleep(0)
+        gc.callbacks.append(count)
+        kept = [Node() for _ in range(50_000)]  # enough for a full collection by default
+        assert not any(full)
+        assert len(ends) == len(kept)
+        del kept
+        while ends:
+            await asyncio.sleep(0.01)
+        assert any(full)
+        collecting.cancel()
+
+    thresholds = gc.get_threshold()
+    try:
+        asyncio.run(run())
+    finally:
+        gc.callbacks.remove(count)
+        gc.set_threshold(*thresholds)
+        gc.unfreeze()

@@ -39,7 +39,7 @@ from buckeye.orchestrator.batch import (
 )
 from buckeye.orchestrator.collected_groups import CollectedGroups
 from buckeye.orchestrator.collector import GroupCollector, GroupRunner
-from buckeye.orchestrator.coroutines import run_until_first_ends, run_until_stopped
+from buckeye.orchestrator.coroutines import collect_garbage, run_until_first_ends, run_until_stopped
 from buckeye.orchestrator.deterministic_sampling import DeterministicSampling, deterministic_sampling
 from buckeye.orchestrator.environments import (
     NamedEnvironment,
@@ -170,7 +170,7 @@ class Orchestrator:
             )
             self.loop_watch.start()
             try:
-                background = [watcher.run(), self.sender.run(), self.broken_servers.run()]
+                background = [watcher.run(), self.sender.run(), self.broken_servers.run(), collect_garbage()]
                 background += [] if self.workers is None else [self.workers.run()]
                 evaluations = self.evaluations.run(watcher)
                 await run_until_first_ends(self._steps(collector, watcher), evaluations, *background)
@@ -360,7 +360,7 @@ class Orchestrator:
         }
         for name, (groups, group_advantages) in files.items():
             if groups:
-                await write_rollouts(folder / name, groups, self.renderer.decode, group_advantages)
+                await write_rollouts(folder / name, groups, self.renderer.decode_in_thread, group_advantages)
             else:
                 (folder / name).unlink(missing_ok=True)  # left by an earlier attempt
         if self.config.rollouts.keep is not None:

@@ -23,6 +23,7 @@ from buckeye.inference.client.follower import FollowingClient
 from buckeye.inference.render import ChatRenderer
 from buckeye.monitor.log import run_log, setup_logging
 from buckeye.orchestrator.advantages import reward_shaping
+from buckeye.orchestrator.coroutines import collect_garbage
 from buckeye.orchestrator.environments import load_environments
 from buckeye.orchestrator.evaluation_schedule import sampling_params
 from buckeye.orchestrator.loop_watch import SWITCH_SECONDS, LoopWatch
@@ -95,16 +96,16 @@ class RolloutWorker:
 
     async def _run_groups(self, client: FollowingClient) -> None:
         self._watch.start()
-        pulse = asyncio.create_task(self._pulse(client))
+        background = [asyncio.create_task(work) for work in (self._pulse(client), collect_garbage())]
         try:
             async with client:
                 while True:
                     self._handle(await self._receive())
         finally:
             self._watch.stop()
-            for task in (pulse, *self._running):
+            for task in (*background, *self._running):
                 task.cancel()
-            await asyncio.gather(pulse, *self._running, return_exceptions=True)
+            await asyncio.gather(*background, *self._running, return_exceptions=True)
 
     async def _receive(self) -> msgspec.Struct:
         return decode(await read_body(self._reader, MAX_FRAME))  # type: ignore[no-any-return]

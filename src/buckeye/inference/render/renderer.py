@@ -172,6 +172,14 @@ class ChatRenderer:
         """Return the text of token ids, special tokens included. Invalid UTF-8 becomes U+FFFD."""
         return self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
+    def decode_in_thread(self, ids: Sequence[int]) -> str:
+        """Return the text of token ids as `decode` does. Other threads run during a long decode."""
+        backend = getattr(self.tokenizer, "backend_tokenizer", None)
+        if backend is None:  # a tokenizer in Python
+            return self.decode(ids)
+        (text,) = backend.decode_batch([list(ids)], skip_special_tokens=False)
+        return str(text)
+
     def _parse_text(self, conversation: Conversation, text: str) -> ParsedMessage:
         reasoning = None
         if self.template.supports_reasoning:
