@@ -58,7 +58,7 @@ async def run_until_first_ends(*coroutines: Coroutine[Any, Any, None]) -> None:
 
 
 async def collect_garbage() -> None:
-    """Collect all cyclic garbage once a minute, until cancelled; meanwhile, Python collects only young garbage.
+    """Collect all cyclic garbage once a minute, until cancelled; meanwhile, only that of young objects.
 
     A full collection stops all threads, for about a second with ten thousand rollouts, and Python would run
     one whenever the number of old objects has grown by a quarter. Objects of the program are left out.
