@@ -68,6 +68,7 @@ from buckeye.orchestrator.worker_messages import Setup
 
 GROUP = 8
 _DOWN_SECONDS = 30.0
+_MIN_ROLLOUTS = 3000
 
 
 def tool_rollouts(
@@ -130,6 +131,7 @@ async def _fail(replica: SimulatedReplica, every: float, rng: random.Random, sim
 def measure(engines: int, rollouts: int, steps: int, failures: float) -> None:
     """Simulate a fleet, and print one row."""
     batch = max(GROUP, rollouts // 2 // GROUP * GROUP)  # one step ahead: two batches are in flight
+    steps = max(steps, _MIN_ROLLOUTS // batch)
     config = OrchestratorConfig(batch_size=batch, rollouts_per_example=GROUP, max_async_level=1)
     gc.collect()
     before, cpu = psutil.Process().memory_info().rss, time.process_time()

@@ -19,7 +19,7 @@ from buckeye.base.storage import read_json
 from buckeye.config.problems import closest, suggestion
 from buckeye.dataset.functions import Completion
 from buckeye.dataset.prompt_tasks import Columns
-from buckeye.dataset.prompts import ANSWER_COLUMNS
+from buckeye.dataset.prompts import ANSWER_COLUMNS, Prompts
 from buckeye.dataset.rows import raise_problems, row_error
 from buckeye.envs.base import Task
 from buckeye.errors import UsageError
@@ -41,7 +41,7 @@ Matches = Callable[[Any], Sequence[Mapping[str, Any]]]
 
 
 def built_in_reward(
-    spec: str, columns: Columns, tasks: Iterable[Task]
+    spec: str, columns: Columns, prompts: Prompts
 ) -> AnswerReward | SchemaReward | CodeReward:
     """Return the built-in reward that a spec such as `exact` or `regex:^yes` names.
 
@@ -49,11 +49,11 @@ def built_in_reward(
     """
     name, _, argument = spec.partition(":")
     if name == "regex":
-        return AnswerReward(name, tasks, None, _match_pattern(argument))
+        return AnswerReward(name, prompts.rows(), None, _match_pattern(argument))
     if name == "json":
         return SchemaReward(_read_schema(argument))
     if name == "code":
-        return CodeReward(columns.others, tasks, argument or None)
+        return CodeReward(columns.others, prompts.tasks(), argument or None)
     if name == "math":
         need("math_verify", "the reward `math`")
     matches: dict[str, Matches] = {
@@ -68,7 +68,7 @@ def built_in_reward(
             hint=suggestion(closest(column or "", columns.others, count=1))
             or f"name the column: {name}:COLUMN. Expected one of {', '.join(ANSWER_COLUMNS)}",
         )
-    return AnswerReward(name, tasks, column, matches[name])
+    return AnswerReward(name, prompts.rows(), column, matches[name])
 
 
 class AnswerReward:
@@ -76,30 +76,36 @@ class AnswerReward:
 
     needs_group = False
 
-    def __init__(self, name: str, tasks: Iterable[Task], column: str | None, matches: Matches) -> None:
-        """Raises UsageError with every task that has no usable answer."""
+    def __init__(
+        self, name: str, rows: Iterable[tuple[Mapping[str, Any], str]], column: str | None, matches: Matches
+    ) -> None:
+        """Raises UsageError with every row that has no usable answer."""
         self.name = name
         self._column = column
         self._matches = matches
         problems: list[UsageError] = []
-        for task in tasks if column is not None else ():
+        takes_any_text = matches in (_match_exact, _match_contains, _match_math)
+        for row, at in rows if column is not None else ():
+            answer = row.get(str(column))
+            if takes_any_text and type(answer) is str and answer and not answer.isspace():
+                continue
             try:
-                self._tests(task)
+                self._tests(row)
             except ValueError as error:
-                problems.append(row_error(f"{column}: {error} (reward `{name}`)", task.data["at"]))
+                problems.append(row_error(f"{column}: {error} (reward `{name}`)", at))
         raise_problems(problems, "the dataset")
 
-    def _tests(self, task: Task) -> list[Mapping[str, Any]]:
+    def _tests(self, row: Mapping[str, Any]) -> list[Mapping[str, Any]]:
         if self._column is None:
             return list(self._matches(None))
-        answers = self._answers(task.data["row"])
+        answers = self._answers(row)
         if not answers or any(value is None or not _text_of(value) for value in answers):
             raise ValueError("no answer")
         return [test for value in answers for test in self._matches(value)]
 
     async def score(self, task: Task, completions: Sequence[Completion]) -> list[GraderVerdict]:
         """Return 1 or 0 for each reply. Raises GraderError."""
-        tests = self._tests(task)
+        tests = self._tests(task.data["row"])
         return [await self._best(tests, completion.text) for completion in completions]
 
     def _answers(self, row: Mapping[str, Any]) -> Sequence[Any]:

@@ -105,7 +105,7 @@ def _make_reward(spec: RewardSpec, prompts: Prompts) -> Reward:
             )
         return FunctionReward(spec, prompts.columns, prompts.tasks())
     if is_built_in(spec):
-        return built_in_reward(spec, prompts.columns, prompts.tasks())
+        return built_in_reward(spec, prompts.columns, prompts)
     if not spec.endswith(".py") and ":" not in spec:
         hint = suggestion(closest(spec, NAMES, count=1)) or (
             f"name FILE.py, FILE.py:FUNCTION, MODULE:FUNCTION, or one of {', '.join(NAMES)}"

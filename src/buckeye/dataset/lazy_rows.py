@@ -40,6 +40,8 @@ class LazyRows(Sequence[Row]):
 
     names: Sequence[str]
     """Columns of all rows, in the order in which they appear."""
+    has_valid_text: bool = True
+    """True if no text has half a surrogate pair, because the decoder refuses it."""
 
     @overload
     def __getitem__(self, index: int) -> Row: ...
@@ -178,8 +180,12 @@ class ParquetRows(LazyRows):
         return self._converted(index, 1)[0]
 
     def _converted(self, start: int, count: int) -> list[Row]:
+        path = str(self._path)
         return [
-            Row({name: _plain(value) for name, value in values.items()}, f"{self._path}: row {number}")
+            Row(
+                {name: value if type(value) is str else _plain(value) for name, value in values.items()},
+                f"{path}: row {number}",
+            )
             for number, values in enumerate(self._table.slice(start, count).to_pylist(), start + 1)
         ]
 
@@ -202,6 +208,7 @@ class JoinedRows(LazyRows):
 
     def __init__(self, parts: Sequence[Sequence[Row]]) -> None:
         self.names = tuple(dict.fromkeys(name for part in parts for name in column_names(part)))
+        self.has_valid_text = all(isinstance(part, LazyRows) and part.has_valid_text for part in parts)
         self._parts = parts
         self._ends = list(accumulate(map(len, parts)))
 

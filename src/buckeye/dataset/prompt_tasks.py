@@ -14,7 +14,7 @@ from json.encoder import encode_basestring
 from typing import Any, Literal, overload
 
 from buckeye.config.problems import closest, suggestion
-from buckeye.dataset.lazy_rows import JsonRows, Row
+from buckeye.dataset.lazy_rows import LazyRows, Row
 from buckeye.dataset.rows import raise_problems, row_error
 from buckeye.envs.base import Message, Task, find_non_text_part
 from buckeye.errors import UsageError
@@ -24,6 +24,7 @@ Kind = Literal["tasks", "prompts", "chats"]
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 _SHARE = 10
 """Inverse of the share of rows that are held out."""
+_ENCODED_MESSAGES = '[{"'
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -49,12 +50,16 @@ class PromptTasks(Sequence[Task]):
         self._functions: tuple[Callable[[Task], Task], ...] = ()
         self._hashes, self._sizes = array("Q"), array("I")
         problems: list[UsageError] = []
+        has_valid_text = isinstance(rows, LazyRows) and rows.has_valid_text
+        is_plain = has_valid_text and columns.kind == "prompts"
         for number, row in enumerate(rows):
             try:
-                task = self._make(number, row)
-                if not (isinstance(rows, JsonRows) and task.data["is_text"]):  # refused by their decoder
-                    _check_characters(task, row.at)
-                text = _prompt_text(task.messages)
+                text = _plain_prompt_text(row.values.get(columns.prompt)) if is_plain else b""
+                if not text:
+                    task = self._make(number, row)
+                    if not (has_valid_text and task.data["is_text"]):  # refused by their decoder
+                        _check_characters(task, row.at)
+                    text = _prompt_text(task.messages)
             except UsageError as error:
                 error.at = row.at
                 problems.append(error)
@@ -87,6 +92,13 @@ class PromptTasks(Sequence[Task]):
         for function in self._functions:
             task = function(task)
         return task
+
+    def rows(self) -> Iterator[tuple[Mapping[str, Any], str]]:
+        """Yield the data of the row of each task, and its location. This is faster than to make the tasks."""
+        if self._columns.kind == "prompts":
+            yield from compress(self._rows, self._chosen)
+        else:
+            yield from ((task.data["row"], task.data["at"]) for task in self)
 
     def map(self, function: Callable[[Task], Task]) -> PromptTasks:
         """Return the tasks that `function` returns."""
@@ -151,7 +163,7 @@ def _check_characters(task: Task, at: str) -> None:
 
 def _decoded(value: Any) -> Any:
     """Return the messages that a JSON text contains, as in CSV files; return other values unchanged."""
-    if isinstance(value, str) and value.lstrip().startswith('[{"'):
+    if isinstance(value, str) and value.lstrip().startswith(_ENCODED_MESSAGES):
         try:
             return json.loads(value)
         except (ValueError, RecursionError):
@@ -201,9 +213,16 @@ def _prompt_text(messages: Sequence[Message]) -> bytes:
     """Return messages as JSON text in UTF-8."""
     if len(messages) == 1 and messages[0].keys() == {"role", "content"} and messages[0]["role"] == "user":
         content = messages[0]["content"]
-        if isinstance(content, str):  # the same text, much faster
-            return b'[{"content": %b, "role": "user"}]' % encode_basestring(content).encode()
+        if plain := _plain_prompt_text(content):  # the same text, much faster
+            return plain
     return json.dumps(messages, sort_keys=True, ensure_ascii=False).encode()
+
+
+def _plain_prompt_text(prompt: Any) -> bytes:
+    """Return the prompt of a row as `_prompt_text` does, or b"" unless it is plain text."""
+    if type(prompt) is not str or not (start := prompt.lstrip()[:3]) or start == _ENCODED_MESSAGES:
+        return b""
+    return b'[{"content": %b, "role": "user"}]' % encode_basestring(prompt).encode()
 
 
 def _hash(text: bytes) -> int:

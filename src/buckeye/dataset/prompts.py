@@ -35,10 +35,16 @@ class Prompts:
     splits: Mapping[str, PromptTasks]
     columns: Columns
     summary: str
+    parts: Sequence[PromptTasks]
+    """Tasks of all splits, before some were held out."""
 
     def tasks(self) -> Iterator[Task]:
         """Yield the tasks of all splits."""
-        return chain.from_iterable(self.splits.values())
+        return chain.from_iterable(self.parts)
+
+    def rows(self) -> Iterator[tuple[Mapping[str, Any], str]]:
+        """Yield the data of the row of each task, and its location."""
+        return chain.from_iterable(tasks.rows() for tasks in self.parts)
 
 
 def load_prompts(
@@ -117,14 +123,17 @@ def make_prompts(
             hint="leave the reward out, and name the configuration of the environment: --config FILE.yaml",
         )
     tasks = PromptTasks(rows, columns, source)
+    parts = [tasks]
     if held_out_rows is None:
         tasks, held_out = tasks.hold_out()
     else:
         held_out = PromptTasks(held_out_rows, columns, source, prefix="eval-")
+        parts.append(held_out)
     return Prompts(
         splits={TRAIN: tasks, **({EVAL: held_out} if len(held_out) else {})},
         columns=columns,
         summary=_summary(source, columns, len(tasks), len(held_out)),
+        parts=parts,
     )
 
 
