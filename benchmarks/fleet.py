@@ -45,6 +45,7 @@ from buckeye.inference.client.follower import FollowingClient
 from buckeye.inference.client.replica import ReplicaLostError
 from buckeye.monitor.rollouts import RecordedRollout
 from buckeye.orchestrator.collector import GroupCollector
+from buckeye.orchestrator.coroutines import collect_garbage
 from buckeye.orchestrator.environments import NamedEnvironment
 from buckeye.orchestrator.loop_watch import SWITCH_SECONDS, LoopWatch
 from buckeye.orchestrator.pauses import EnvironmentPauses
@@ -140,16 +141,17 @@ def measure(engines: int, rollouts: int, steps: int, failures: float) -> None:
 
         async def run() -> Simulated:
             simulation = Simulation(config, laws(engines, rollouts), engines=engines)
-            rng, failing = random.Random(1), list[asyncio.Task[None]]()
+            rng, background = random.Random(1), [asyncio.create_task(collect_garbage())]
             if failures:
-                failing = [
+                background += [
                     asyncio.create_task(_fail(replica, 60 / failures, rng, simulation))
                     for replica in simulation.replicas
                 ]
             result = await simulation.run(steps)
-            for task in failing:
+            for task in background:
                 task.cancel()
-            await asyncio.gather(*failing, return_exceptions=True)
+            await asyncio.gather(*background, return_exceptions=True)
+            gc.unfreeze()
             return result
 
         found = runner.run(run())

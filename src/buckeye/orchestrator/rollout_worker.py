@@ -101,6 +101,7 @@ class RolloutWorker:
             async with client:
                 while True:
                     self._handle(await self._receive())
+                    await asyncio.sleep(0)  # not all groups that arrive together start at once
         finally:
             self._watch.stop()
             for task in (*background, *self._running):
