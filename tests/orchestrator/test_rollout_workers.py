@@ -6,6 +6,8 @@ import json
 import os
 import random
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import psutil
@@ -21,7 +23,7 @@ from buckeye.orchestrator.pauses import EnvironmentPauses
 from buckeye.orchestrator.rollout_runner import recording_runner
 from buckeye.orchestrator.rollout_workers import RolloutWorkers, shared_environments
 from buckeye.orchestrator.task_sampler import TaskSampler
-from tests.waiting import HANG
+from tests.waiting import HANG, wait_for
 
 from .fakes import LetterRenderer
 from .scripted_worker import environments
@@ -220,3 +222,31 @@ def test_processes_share_the_limits_of_environments():
 def test_limits_that_processes_cannot_share_are_refused(changes):
     with pytest.raises((ConfigError, ValueError), match=r"workers|processes"):
         OrchestratorConfig(workers=3, rollouts_per_example=8, **changes)
+
+
+HOLDER = """
+import asyncio
+from buckeye.config.orchestrator import OrchestratorConfig
+from buckeye.inference.client import InferenceClient
+from buckeye.orchestrator.rollout_workers import RolloutWorkers
+
+async def hold():
+    config = OrchestratorConfig(workers=2, rollouts_per_example=8)
+    client = InferenceClient(["http://127.0.0.1:1"], api_key=None, timeout=1, model="m")
+    program = ("-m", "tests.orchestrator.scripted_worker")
+    async with RolloutWorkers(config, client, seed=0, version=lambda: 0, program=program) as workers:
+        print(*workers.pids(), flush=True)
+        await asyncio.sleep(600)
+
+asyncio.run(hold())
+"""
+
+
+def test_workers_end_with_a_killed_orchestrator():
+    with subprocess.Popen([sys.executable, "-c", HOLDER], stdout=subprocess.PIPE, text=True) as holder:
+        workers = [psutil.Process(int(pid)) for pid in holder.stdout.readline().split()]
+        assert len(workers) == 2
+        holder.kill()
+    wait_for(
+        lambda: not any(w.is_running() and w.status() != "zombie" for w in workers), "the end of workers"
+    )
