@@ -257,22 +257,18 @@ class TestRealVllm:
         other = list(range(60, 100))
         async with client_of(vllm_server, old) as client:
             before = await client.generate(prompt, params)
-            running = asyncio.create_task(  # only waves are seeded
-                client.generate_batch([other], SamplingParams(max_tokens=120, seed=2))
-            )
-            await asyncio.sleep(0.02)
-            await client.update_weights(path, 7, checksum)
-            running, after = (await running)[0], await client.generate(prompt, params)
+            update = asyncio.create_task(client.update_weights(path, 7, checksum))
+            replies = await replies_during(client, other, update)
+            after = await client.generate(prompt, params)
             versions = await weight_versions(client)
         assert versions == [7]
         assert torch.tensor(before.logprobs) == near(old.logprobs(prompt, before.token_ids))
         assert torch.tensor(after.logprobs) == near(new.logprobs(prompt, after.token_ids))
         assert set(after.versions) == {7}
-        assert sorted(set(running.versions)) == [0, 7]
-        assert len(running.token_ids) == 120
-        changed = running.versions.index(7)
-        own = new.logprobs(other, running.token_ids)[changed:]
-        assert torch.tensor(running.logprobs[changed:]) == near(own)
+        (spanning, *_) = [reply for reply in replies if sorted(set(reply.versions)) == [0, 7]]
+        changed = spanning.versions.index(7)
+        own = new.logprobs(other, spanning.token_ids)[changed:]
+        assert torch.tensor(spanning.logprobs[changed:]) == near(own)
 
     async def test_an_update_can_keep_the_keys_of_running_requests(self, vllm_server, tied, tmp_path):
         """Their log-probs then differ from those of the new weights. New requests reuse no old keys."""
@@ -282,17 +278,13 @@ class TestRealVllm:
             await client.generate(prompt, SamplingParams(max_tokens=24))
             checksum = read_weights_manifest(path).checksum
             update = asyncio.create_task(client.update_weights(path, 8, checksum))
-            running = []
-            while not update.done():
-                running.append(
-                    asyncio.create_task(client.generate(prompt[:40], SamplingParams(max_tokens=120)))
-                )
-                await asyncio.sleep(0.02)
-            replies = [await reply for reply in running]
+            replies = await replies_during(client, prompt[:40], update)
+            metrics = client.metrics()
             after = await client.generate(prompt, SamplingParams(max_tokens=24))
             path = publish(new, tmp_path, 7)
             await client.update_weights(path, 7, read_weights_manifest(path).checksum)
         assert torch.tensor(after.logprobs) == near(old.logprobs(prompt, after.token_ids))
+        assert (metrics["inference/requeued"], metrics["inference/0/failures"]) == (0, 0)
         (spanning, *_) = [reply for reply in replies if set(reply.versions) == {7, 8}]
         changed = spanning.versions.index(8)
         own = old.logprobs(prompt[:40], spanning.token_ids)[changed:]
@@ -373,6 +365,18 @@ def test_no_process_outlives_a_server_killed_while_it_starts(vllm_python, tied, 
     starting.process.kill()
     starting.process.wait()
     wait_until_gone(family)
+
+
+async def replies_during(client, prompt, update):
+    """Sample until an update of the weights ends, and return all replies. None is lost."""
+    running = []
+    while not update.done():
+        running.append(asyncio.create_task(client.generate(prompt, SamplingParams(max_tokens=120))))
+        await asyncio.sleep(0.02)
+    await update
+    replies = [await reply for reply in running]
+    assert all(reply.finish_reason == "stop" or len(reply.token_ids) == 120 for reply in replies)
+    return replies
 
 
 def wait_until_gone(family):
