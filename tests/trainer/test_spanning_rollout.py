@@ -71,13 +71,14 @@ async def collected(engine):
     """Return the batches of six steps. The trainer is never behind."""
     collector = make_collector(engine, [Environment()], [2], level=1)
     batches, config = [], OrchestratorConfig()
-    for step in range(6):
-        engine.version = step
-        collector.set_version(step)
-        while step == 5 and collector.metrics()["groups/in_flight"]:
-            await asyncio.sleep(0.001)
-        groups = (await collector.collect(step)).groups
-        batches.append(make_batch(step, groups, advantages_of(groups, config), config, state={}))
+    async with asyncio.timeout(60):
+        for step in range(6):
+            engine.version = step
+            collector.set_version(step)
+            while step == 5 and collector.metrics()["groups/in_flight"]:
+                await asyncio.sleep(0.001)
+            groups = (await collector.collect(step)).groups
+            batches.append(make_batch(step, groups, advantages_of(groups, config), config, state={}))
     await collector.close()
     return batches
 
