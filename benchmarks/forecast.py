@@ -88,7 +88,7 @@ def load_of(row: Row, constants: Constants) -> TrainerLoad:
         adapter=adapter,
         adapted=7 if adapter else 0,
         width=4 if row.get("dtype") == "float32" else 2,
-        frozen_width=2 if own else 4,
+        frozen=(2 if own else 4) * shape.parameters if adapter else 0,
         recomputed=shape.layers if row["activation"] in ("Recompute", "Offload") else 0,
         offloaded=row["activation"] == "Offload",
         on_gpu=on_gpu,
@@ -102,7 +102,7 @@ def load_of(row: Row, constants: Constants) -> TrainerLoad:
 
 def speed_of(row: Row) -> GpuSpeed:
     speed = (
-        cpu_speed(1, 4 if row["dtype"] == "float32" else 2, wide=True)
+        cpu_speed(1, 4 if row["dtype"] == "float32" else 2, wide=True, fast_bfloat16=True)
         if row["device"] == "CPU"
         else gpu_speed(row["device"])
     )
@@ -255,16 +255,18 @@ def failures(rows: Sequence[Row], constants: Constants) -> list[str]:
 
 
 CPU_CASES = (
-    ("cpu/4x256", 64, 16),
-    ("cpu/8x512", 64, 16),
-    ("cpu/6x576", 128, 4),
-    ("cpu/12x384", 256, 4),
-    ("cpu/4x256", 512, 4),
+    ("cpu/4x256", 64, 16, 0),
+    ("cpu/8x512", 64, 16, 0),
+    ("cpu/8x512", 64, 16, 16),
+    ("cpu/6x576", 128, 4, 0),
+    ("cpu/12x384", 256, 4, 0),
+    ("cpu/4x256", 512, 4, 0),
+    ("cpu/30x576", 128, 2, 0),
 )
-"""Models, and the length and the number of the samples, of the measurements on a CPU."""
+"""Measurements on a CPU: model, length and number of samples, and rank of the adapter (0: all weights)."""
 
 
-def measure_on_cpu(model: str, length: int, samples: int, dtype: str) -> str:
+def measure_on_cpu(model: str, length: int, samples: int, rank: int, dtype: str) -> str:
     """Return the row of a training step on one core, with the least processor time of several steps."""
     import torch
     from transformers import AutoModelForCausalLM, Qwen3Config
@@ -287,7 +289,11 @@ def measure_on_cpu(model: str, length: int, samples: int, dtype: str) -> str:
     )
     network = AutoModelForCausalLM.from_config(config, attn_implementation=PACKED_ATTENTION)
     policy = make_policy(network, model, device, flash=True, compute_dtype=dtype)
-    optimizer = torch.optim.AdamW(network.parameters(), lr=1e-6)
+    if rank:
+        from buckeye.trainer.model.lora import add_adapter
+
+        add_adapter(network, LoRAConfig(rank=rank), base=model, frozen_dtype=policy.compute_dtype)
+    optimizer = torch.optim.AdamW(policy.trainable.values(), lr=1e-6)
     draw = np.random.default_rng(0)
     batch = [draw.integers(0, shape.vocabulary, length, dtype=np.int32) for _ in range(samples)]
     masks = [np.arange(length) > 0 for _ in batch]
@@ -301,7 +307,7 @@ def measure_on_cpu(model: str, length: int, samples: int, dtype: str) -> str:
         optimizer.zero_grad()
         seconds.append(time.process_time() - started)
     rate, step = length * samples / min(seconds), min(seconds)
-    cells = ("CPU", 1, model, "buckeye", 0, length, "None", "sdpa", 1, 1, samples, True, "", 0)
+    cells = ("CPU", 1, model, "buckeye", rank, length, "None", "sdpa", 1, 1, samples, True, "", 0)
     return ",".join(map(str, (*cells, f"{rate:.1f}", f"{step:.4f}", 0, dtype)))
 
 

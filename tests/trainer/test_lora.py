@@ -16,7 +16,7 @@ from buckeye.config.trainer import ExperimentalConfig, LoRAConfig
 from buckeye.errors import CheckpointError, UsageError
 from buckeye.monitor.metrics import read_run_metrics
 from buckeye.trainer.data.packing import pack_micro_batch
-from buckeye.trainer.model.adapter_files import load_adapter, merge_adapter, save_adapter
+from buckeye.trainer.model.adapter_files import merge_adapter, read_adapter, save_adapter
 from buckeye.trainer.model.lora import add_adapter, without_adapter
 from buckeye.trainer.model.policy import load_policy
 from buckeye.trainer.output.weight_rounding import make_canary
@@ -214,7 +214,7 @@ def test_modules_that_cannot_be_adapted(tiny_model, settings, refusal):
 def test_adapter_with_other_settings_is_not_loaded(tmp_path, tiny_model, settings, refusal):
     adapter = saved(adapted(tiny_model), tmp_path)
     with refusal(CheckpointError):
-        load_adapter(adapted(tiny_model, **settings).model, adapter)
+        read_adapter(adapted(tiny_model, **settings).model, adapter)
 
 
 def test_adapter_with_other_shapes_is_not_loaded(tmp_path, tiny_model, tiny_llama, refusal):
@@ -224,21 +224,21 @@ def test_adapter_with_other_shapes_is_not_loaded(tmp_path, tiny_model, tiny_llam
         {name: t[:, :2].contiguous() for name, t in tensors.items()}, adapter / "adapter_model.safetensors"
     )
     with refusal(CheckpointError):
-        load_adapter(adapted(tiny_model, target_modules=["q_proj"]).model, adapter)
+        read_adapter(adapted(tiny_model, target_modules=["q_proj"]).model, adapter)
 
 
 @pytest.mark.parametrize("at", [0.0, 0.5, 0.99])
 def test_adapter_of_other_weights_is_not_loaded(tmp_path, tiny_llama, at, refusal):
     adapter = saved(adapted(tiny_llama), tmp_path / "adapter")
     moved = shutil.copytree(tiny_llama, tmp_path / "moved")
-    load_adapter(adapted(moved).model, adapter)
+    read_adapter(adapted(moved).model, adapter)
     other = shutil.copytree(tiny_llama, tmp_path / "other")
     tensors = load_file(other / "model.safetensors")
     for tensor in tensors.values():
         tensor += 1e-3 * (torch.arange(tensor.numel()).reshape(tensor.shape) >= at * tensor.numel())
     save_file(tensors, other / "model.safetensors", metadata={"format": "pt"})
     with refusal(UsageError):
-        load_adapter(adapted(other).model, adapter)
+        read_adapter(adapted(other).model, adapter)
     with refusal(UsageError):
         merge_adapter(str(other), adapter, tmp_path / "merged")
 

@@ -20,7 +20,7 @@ from buckeye.launch.preflight.model import fetch_model
 from buckeye.monitor.metrics import read_run_metrics
 from buckeye.trainer.output.checkpoint_export import ComparisonTexts, write_model
 from buckeye.trainer.output.state import OPTIMIZER_DIRECTORY
-from buckeye.trainer.parallel.shards import can_load_shards, load_shards
+from buckeye.trainer.parallel.shards import can_load_tensors, load_shards
 from buckeye.trainer.rl import run_trainer
 from buckeye.trainer.setup import _load_policy
 from buckeye.trainer.sft import run_sft
@@ -246,13 +246,13 @@ def test_run_resumes_with_another_number_of_ranks(tmp_path, uneven_model, batche
 
 def test_shards_are_loaded_from_files_with_every_parameter(uneven_model, tmp_path):
     shutil.copytree(uneven_model, tmp_path / "model")
-    assert can_load_shards(str(tmp_path / "model"))
+    assert can_load_tensors(str(tmp_path / "model"))
     tensors = load_file(tmp_path / "model" / "model.safetensors")
     renamed = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}  # as in older files
     save_file(renamed, tmp_path / "model" / "model.safetensors")
-    assert not can_load_shards(str(tmp_path / "model"))
+    assert not can_load_tensors(str(tmp_path / "model"))
     (tmp_path / "model" / "model.safetensors").unlink()
-    assert not can_load_shards(str(tmp_path / "model"))
+    assert not can_load_tensors(str(tmp_path / "model"))
 
 
 @pytest.mark.parametrize(("settings", "device"), [({}, "meta"), ({"load_using_meta": False}, "cpu")])

@@ -111,7 +111,8 @@ class ModelConfig(BaseConfig):
     tp: PositiveInt = 1
     """Number of ranks that share the heads and hidden units of each layer (tensor parallelism)."""
     load_using_meta: bool | None = None
-    """Load only the shards of a rank on each rank of a sharded model. None: if the model's files allow it."""
+    """Load tensor by tensor, and on a rank of a sharded model only its shards. false: load the whole model
+    first. None: if the model's files allow it."""
     reduce_dtype: Dtype = "float32"
     """Data type for the sum of gradients over ranks."""
     experimental: ExperimentalConfig = ExperimentalConfig()
@@ -135,11 +136,9 @@ class ModelConfig(BaseConfig):
                 "the rounded weights of `quantization` cannot be divided among ranks",
                 hint='set `sharding` to "none"',
             )
-        if self.load_using_meta and (self.experimental.lora is not None or self.adapter is not None):
-            name = "adapter" if self.experimental.lora is None else "experimental.lora"
+        if self.load_using_meta and self.adapter is not None and self.experimental.lora is None:
             yield conflict(
-                f"`{name}` requires a model that each rank loads completely, and `load_using_meta` loads "
-                "shards",
+                "`adapter` is merged into a complete model, and `load_using_meta` loads shards",
                 hint="leave `load_using_meta` out",
             )
 

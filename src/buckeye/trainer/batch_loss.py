@@ -38,8 +38,8 @@ from buckeye.trainer.losses.supervised import SupervisedSamples
 from buckeye.trainer.micro_batch_size import is_out_of_memory
 from buckeye.trainer.model.adapter_files import merge_adapter_into
 from buckeye.trainer.model.experts import load_metrics
-from buckeye.trainer.model.policy import load_policy
-from buckeye.trainer.parallel.fsdp import shard_policy
+from buckeye.trainer.parallel.fsdp import offloads, shard_policy
+from buckeye.trainer.parallel.shards import fill_policy, prepare_policy
 from buckeye.transport.batches import Batch, Sample
 
 logger = logging.getLogger(__name__)
@@ -398,13 +398,13 @@ def _load_frozen_reference(
     source: str, adapter: Path | None, config: TrainerConfig, learner: Learner
 ) -> ReferenceLogprobs:
     logger.info("Loading the reference model %s", source)
-    sharded = learner.ranks.mesh is not None
-    reference = load_policy(
+    reference = prepare_policy(
         source,
         learner.policy.device,
+        by_tensors=None if adapter is None else False,  # merging needs the whole model
         flash=config.model.attn != "sdpa",
         compute_dtype=config.model.compute_dtype,
-        sharded=sharded,
+        sharded=learner.ranks.mesh is not None,
     )
     vocabularies = [policy.model.config.vocab_size for policy in (reference, learner.policy)]
     if vocabularies[0] != vocabularies[1]:
@@ -419,6 +419,7 @@ def _load_frozen_reference(
         merge_adapter_into(reference.model, source, adapter)
     reference.requires_grad_(False).eval()
     shard_policy(reference, config.model, learner.ranks)
+    fill_policy(reference, source, offloaded=offloads(config.model, learner.policy.device))
 
     @torch.no_grad()
     def logprobs(row: PackedMicroBatch, temperatures: Tensor) -> Tensor:

@@ -21,14 +21,14 @@ from buckeye.errors import CheckpointError
 from buckeye.monitor.log import run_log, setup_logging
 from buckeye.trainer.learner import Learner
 from buckeye.trainer.micro_batch_size import load_micro_batch_size
-from buckeye.trainer.model.adapter_files import ADAPTER_DIRECTORY, load_adapter, merge_adapter_into
-from buckeye.trainer.model.policy import PolicyNetwork, load_policy, pick_device
+from buckeye.trainer.model.adapter_files import ADAPTER_DIRECTORY, merge_adapter_into, read_adapter
+from buckeye.trainer.model.policy import PolicyNetwork, pick_device
 from buckeye.trainer.optim.optimizer import LearningRateSchedule, build_optimizer
 from buckeye.trainer.output.hf_directory import read_tokenizer_files
 from buckeye.trainer.output.state import load_state
 from buckeye.trainer.parallel.fsdp import offloads, shard_policy
 from buckeye.trainer.parallel.ranks import Ranks, join_ranks, local_rank
-from buckeye.trainer.parallel.shards import can_load_shards, empty_policy, load_policy_shards
+from buckeye.trainer.parallel.shards import fill_policy, prepare_policy
 from buckeye.transport.checkpoint import (
     MODEL_DIRECTORY,
     CheckpointInfo,
@@ -95,16 +95,17 @@ def build_learner(
     """
     source = _model_source(config, resume)
     policy = _load_policy(source, config, ranks)
-    adapter = config.model.adapter if resume is None else None
-    if config.model.experimental.lora is not None:
-        directory = adapter if resume is None else trainer_state_directory(resume) / ADAPTER_DIRECTORY
-        _add_adapter(policy, config.model.experimental.lora, source, directory)
+    lora, adapter = config.model.experimental.lora, config.model.adapter if resume is None else None
+    if lora is not None:
+        _add_adapter(policy, lora, source)
     elif adapter is not None:
         merge_adapter_into(policy.model, source, adapter)
         logger.info("Merged the adapter %s into the model", adapter)
     shard_policy(policy, config.model, ranks)
-    if policy.model.device.type == "meta":
-        load_policy_shards(policy, source, offloaded=offloads(config.model, ranks.device))
+    fill_policy(policy, source, offloaded=offloads(config.model, ranks.device))
+    if lora is not None:
+        directory = adapter if resume is None else trainer_state_directory(resume) / ADAPTER_DIRECTORY
+        _set_adapter(policy, directory)
     _warn_about_schedule(config.scheduler, max_steps)
     learner = Learner(
         policy,
@@ -138,14 +139,11 @@ def _model_source(config: TrainerConfig | SFTConfig, resume: CheckpointInfo | No
     return str(model)
 
 
-def _add_adapter(policy: PolicyNetwork, lora: LoRAConfig, base: str, directory: Path | None) -> None:
-    """Add an adapter to the policy. If `directory` is not None, load the adapter's values from there."""
+def _add_adapter(policy: PolicyNetwork, lora: LoRAConfig, base: str) -> None:
+    """Freeze the policy, and add an adapter, whose values `_set_adapter` sets."""
     from buckeye.trainer.model.lora import add_adapter  # the import takes seconds
 
     add_adapter(policy.model, lora, base=base, frozen_dtype=policy.compute_dtype)
-    if directory is not None:
-        load_adapter(policy.model, directory)
-        logger.info("Continuing the training of the adapter %s", directory)
     logger.info(
         "Training %d parameters of the adapter; %d parameters of the model are frozen",
         sum(p.numel() for p in policy.trainable.values()),
@@ -153,25 +151,35 @@ def _add_adapter(policy: PolicyNetwork, lora: LoRAConfig, base: str, directory: 
     )
 
 
+def _set_adapter(policy: PolicyNetwork, directory: Path | None) -> None:
+    """Set the adapter's values from `directory`, or to the first values if it is None."""
+    from buckeye.trainer.model.lora import set_adapter  # the import takes seconds
+
+    set_adapter(policy.model, None if directory is None else read_adapter(policy.model, directory))
+    if directory is not None:
+        logger.info("Continuing the training of the adapter %s", directory)
+
+
 def _load_policy(source: str, config: TrainerConfig | SFTConfig, ranks: Ranks) -> PolicyNetwork:
-    model, flash, sharded = config.model, config.model.attn != "sdpa", ranks.mesh is not None
-    dtype = model.compute_dtype
-    resumed = source != model.name  # a checkpoint has every parameter by its name in the model
-    frozen, by_shards = model.experimental.lora is not None, model.load_using_meta or resumed
-    if sharded and model.load_using_meta is None and not frozen and model.adapter is None:
-        by_shards = by_shards or can_load_shards(source)
-    if sharded and by_shards:
-        policy = empty_policy(source, ranks.device, flash=flash, compute_dtype=dtype)
-    else:
-        policy = load_policy(
-            source,
-            ranks.device,
-            flash=flash,
-            sharded=sharded,
-            compute_dtype=dtype,
-            frozen=frozen,
-            quantization=model.quantization,
-        )
+    """Return the policy of the model `source`. `fill_policy` completes it."""
+    model, sharded = config.model, ranks.mesh is not None
+    by_tensors = model.load_using_meta
+    if source != model.name:  # a checkpoint has every parameter by its name in the model
+        by_tensors = sharded or None
+    elif model.adapter is not None and model.experimental.lora is None:  # merging needs the whole model
+        by_tensors = False
+    elif by_tensors and not sharded:
+        by_tensors = None
+    policy = prepare_policy(
+        source,
+        ranks.device,
+        by_tensors=by_tensors,
+        flash=model.attn != "sdpa",
+        compute_dtype=model.compute_dtype,
+        sharded=sharded,
+        frozen=model.experimental.lora is not None,
+        quantization=model.quantization,
+    )
     if model.ac is not None or model.ac_offloading is not None:
         policy.checkpoint_activations(
             every=1 if model.ac is None else model.ac.freq,

@@ -62,7 +62,7 @@ def test_peak_of_single_micro_batch_has_gradients_in_the_place_of_activations():
 
 
 def test_peak_of_adapter_with_recomputation_and_shards():
-    load = replace(LOAD, adapter=1000, moments=8000, shards=2, recomputed=4)
+    load = replace(LOAD, adapter=1000, moments=8000, shards=2, recomputed=4, frozen=2 * TOY_PARAMETERS)
     layer = LAYER + 3 * 64
     temporary = 3 * 128 + 2 * 64 + layer
     chunk = max(0, 10 * 128 * 1000 - 2 * 128 * temporary)
@@ -119,6 +119,16 @@ def test_forecast_of_a_run_names_ranges_and_upper_bound():
         check_forecast(forecast_trainer(given, SHAPE, on_gpus(24 * GB, 24 * GB), threads=1)).state
         == "skipped"
     )
+
+
+def test_emulated_bfloat16_is_slower_than_float32():
+    given = config("--trainer.model.compute-dtype", "bfloat16")
+    emulated, fast = (
+        forecast_trainer(given, SHAPE, on_cpu(fast_bfloat16=has), threads=1) for has in (False, True)
+    )
+    exact = forecast_trainer(config("--trainer.model.compute-dtype", "float32"), SHAPE, on_cpu(), threads=1)
+    assert emulated.speed.flops == pytest.approx(0.13 * exact.speed.flops)
+    assert fast.speed.flops == pytest.approx(2.5 * exact.speed.flops)
 
 
 def test_work_of_several_updates():

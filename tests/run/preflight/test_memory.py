@@ -116,6 +116,15 @@ def test_plan_memory_of_adapter_has_its_own_moments_only():
     assert found["frozen weights"] == 4 * TOY_PARAMETERS
 
 
+@pytest.mark.parametrize(("bits", "per_weight", "dequantized"), [("4bit", 0.516, 4), ("8bit", 1.005, 12)])
+def test_plan_memory_of_quantized_base(bits, per_weight, dequantized):
+    words = ["--trainer.model.experimental.lora", "{}", "--trainer.model.quantization", bits]
+    found = parts(config(*words), parse_shape(TOY), on_cpu(), "trainer 0")
+    layers = TOY_PARAMETERS - 64_000  # the embedding is not quantized
+    assert found["frozen weights"] == int(per_weight * layers) + 4 * 64_000
+    assert found["dequantized matrix"] == dequantized * 64 * 128
+
+
 def test_plan_memory_of_recomputed_layers_keeps_inputs():
     length = ["--trainer.seq-len", "256", "--orchestrator.seq-len", "256"]
     layer = 4 * 64 + 3 * 64 + 3 * 32 + 4 * 128 + 2 * 64 + 2 * 32
@@ -144,17 +153,6 @@ def test_plan_memory_of_sharded_model_is_divided():
         sizes = {part.what: part.size for part in need.parts}
         assert sizes["optimizer (adamw)"] == 8 * parameters // 2
         assert "checkpoint copies" not in sizes
-
-
-def test_plan_memory_of_sharded_adapter_has_the_base_model_on_each_rank():
-    """Each rank loads the whole frozen model in bfloat16, and keeps its shard."""
-    words = ["--inference-gpu-ids", "0", "--trainer-gpu-ids", "1,2"]
-    given = config(*words, "--trainer.model.experimental.lora.rank", "8")
-    needs = plan_memory(given, parse_shape(SMALL), on_gpus(24 * GB, 24 * GB, 24 * GB))
-    loaded = [
-        part.size for need in needs for part in need.parts if part.what == "base model, before it is divided"
-    ]
-    assert loaded == [2 * parse_shape(SMALL).parameters] * 2
 
 
 def test_plan_memory_of_engine_cache_on_cpu():

@@ -59,10 +59,19 @@ GPU_COSTS = Costs(
     adapter_launches=1.45,
 )
 CPU_COSTS = Costs(
-    matmul=0.58, attention=3.9, activations=1.9, optimizer=4.4, published=1 / 1.5e9, launches=1e-4
+    matmul=0.58,
+    attention=3.9,
+    activations=1.9,
+    adapter=1e-5,
+    optimizer=4.4,
+    published=1 / 1.5e9,
+    launches=1e-4,
 )
 _CORE_FLOPS, _WIDE_CORE_FLOPS = 64e9, 128e9  # float32, per second at 2 GHz: with AVX2, with AVX-512
-_CPU_BFLOAT16 = 2.5  # speed of bfloat16 with instructions for it, relative to float32; fitted
+_CPU_BFLOAT16, _EMULATED_BFLOAT16 = (
+    2.5,
+    0.13,
+)  # with instructions for it, without; relative to float32, fitted
 _CPU_BANDWIDTH = 8e9
 _PUBLISH_SECONDS = 0.03  # for files of any size, measured on a quiet disk
 
@@ -85,7 +94,8 @@ class TrainerLoad:
     - `moments`: bytes of the optimizer state
     - `shards`: parts into which weights, gradients and optimizer state are divided
     - `adapter`: parameters of an adapter, or 0 if all weights are trained; `adapted`: its matrices in a layer
-    - `width`, `frozen_width`: bytes per number of the computation, and of frozen weights
+    - `width`: bytes per number of the computation
+    - `frozen`: bytes of frozen weights; `dequantized`: bytes of a matrix of them in more than 8 bits
     - `recomputed`: layers with recomputed activations; if `offloaded`, their inputs are in main memory
     - `padded`: attention copies queries, keys and values
     - `ampere_attention`: attention is a kernel for Ampere, such as FlashAttention-2
@@ -106,7 +116,8 @@ class TrainerLoad:
     adapter: int = 0
     adapted: int = 0
     width: int = 2
-    frozen_width: int = 2
+    frozen: int = 0
+    dequantized: int = 0
     recomputed: int = 0
     offloaded: bool = False
     on_gpu: bool = True
@@ -145,13 +156,13 @@ def state_parts(load: TrainerLoad) -> list[Part]:
         Part(f"optimizer ({load.optimizer})", load.moments // shards),
     ]
     if load.adapter:
-        parts.append(Part("frozen weights", load.frozen_width * load.shape.parameters // shards))
+        parts.append(Part("frozen weights", load.frozen // shards))
     return parts
 
 
 def work_parts(load: TrainerLoad) -> list[Part]:
     """Return the memory that a step needs in addition: cast weights, activations and logits."""
-    return [*_casts(load), _activations(load), _logits(load)]
+    return [*_casts(load), _activations(load), _logits(load), Part("dequantized matrix", load.dequantized)]
 
 
 def _casts(load: TrainerLoad) -> list[Part]:
@@ -253,10 +264,15 @@ def step_work(load: TrainerLoad, speed: GpuSpeed) -> dict[str, float]:
     }
 
 
-def cpu_speed(cores: int, width: int, *, wide: bool) -> GpuSpeed:
-    """Return the speed of cores, with AVX-512 if `wide`, for numbers of `width` bytes."""
+def cpu_speed(cores: int, width: int, *, wide: bool, fast_bfloat16: bool) -> GpuSpeed:
+    """Return the speed of cores, with AVX-512 if `wide`, for numbers of `width` bytes.
+
+    Without `fast_bfloat16`, torch emulates products in bfloat16.
+    """
     flops = cores * (_WIDE_CORE_FLOPS if wide else _CORE_FLOPS)
-    return GpuSpeed(flops * (_CPU_BFLOAT16 if width == 2 else 1), _CPU_BANDWIDTH)
+    if width == 2:
+        flops *= _CPU_BFLOAT16 if fast_bfloat16 else _EMULATED_BFLOAT16
+    return GpuSpeed(flops, _CPU_BANDWIDTH)
 
 
 def step_seconds(load: TrainerLoad, speed: GpuSpeed, costs: Costs = GPU_COSTS) -> float:

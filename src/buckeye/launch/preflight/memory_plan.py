@@ -28,6 +28,8 @@ _MAIN_MEMORY_SHARE = 0.25  # for keys and values, as in inference/engine/decoder
 _GPU_RESERVE = 2 * 2**30  # bytes that the engine leaves free on a GPU, as in inference/engine/decoder.py
 _MIN_FREE_SHARE = 0.25  # minimum for keys and values, as a share of the free memory
 _VLLM_CPU_CACHE = 1_000_000_000
+_QUANTIZED = {"4bit": 0.516, "8bit": 1.005}  # bytes per weight, with the scales of blocks or rows
+_DEQUANTIZED = {"4bit": 4, "8bit": 12}  # bytes per weight of a matrix: in float32, and copies
 _PROCESS = 450_000_000  # an interpreter with torch and transformers, measured
 _ENGINE_FRAGMENTATION = 0.1  # fragmentation, as a share of weights and prompts, measured
 _ENGINE = 575_000_000  # _PROCESS and the caches of libraries for matrix products, measured
@@ -137,7 +139,8 @@ def trainer_load(config: RLConfig, shape: ModelShape, hardware: Hardware) -> Tra
         adapter=adapter,
         adapted=0 if lora is None else len(lora.target_modules),
         width=width,
-        frozen_width=width,
+        frozen=0 if lora is None else _frozen(shape, width, model.quantization),
+        dequantized=_DEQUANTIZED.get(model.quantization or "", 0) * shape.hidden * shape.mlp,
         recomputed=recomputed,
         offloaded=model.ac_offloading is not None,
         on_gpu=on_gpu,
@@ -164,9 +167,7 @@ def _trainer(config: TrainerConfig, load: TrainerLoad, rank: int, device: int) -
         return [_process(title, MAIN_MEMORY, [*state, *work, *other])]
     offloaded = config.model.fsdp_cpu_offload
     on_device = [*([] if offloaded else state), *work, Part("program", _GPU_PROCESS)]
-    loaded = load.frozen_width * load.shape.parameters if load.adapter and load.shards > 1 else 0
     in_main_memory = [
-        Part("base model, before it is divided", loaded),
         *(state if offloaded else []),
         published,
         Part("checkpoint copies", saved),
@@ -193,6 +194,13 @@ def _width(dtype: str, shape: ModelShape, hardware: Hardware, *, on_gpu: bool) -
         is_fast = on_gpu or (hardware.fast_bfloat16 and shape.parameters >= _BFLOAT16_PARAMETERS)
         return 2 if is_fast else 4
     return 4 if dtype == "float32" else 2
+
+
+def _frozen(shape: ModelShape, width: int, quantization: str | None) -> int:
+    """Return the bytes of frozen weights. The embedding and the output projection are not quantized."""
+    if quantization is None:
+        return width * shape.parameters
+    return int(_QUANTIZED[quantization] * (shape.parameters - shape.embeddings)) + width * shape.embeddings
 
 
 def _moments(config: TrainerConfig, shape: ModelShape, trained: int) -> int:

@@ -87,7 +87,9 @@ def forecast_trainer(
         names = {gpu.index: gpu.name for gpu in hardware.gpus}
         speed, costs = gpu_speed(names.get(config.trainer_gpu_ids[0], hardware.gpus[0].name)), GPU_COSTS
     else:
-        speed, costs = cpu_speed(threads, load.width, wide=processor_has("avx512f")), CPU_COSTS
+        wide, fast_bfloat16 = processor_has("avx512f"), hardware.fast_bfloat16
+        speed = cpu_speed(threads, load.width, wide=wide, fast_bfloat16=fast_bfloat16)
+        costs = CPU_COSTS
     if speed is None:
         return None
     need = next(need for need in plan_memory(config, shape, hardware) if need.process == "trainer 0")

@@ -79,9 +79,8 @@ def save_adapter(
     write_tokenizer_files(directory, tokenizer)
 
 
-@torch.no_grad()
-def load_adapter(model: PreTrainedModel, directory: Path) -> None:
-    """Load the adapter in `directory` into the adapter of `model`.
+def read_adapter(model: PreTrainedModel, directory: Path) -> dict[str, Tensor]:
+    """Return the values of the adapter of `model` from a directory, whole, by the names of the parameters.
 
     Raise `CheckpointError` if rank, scale or modules of the two adapters differ. Raise `UsageError` if the
     adapter was trained on another base model.
@@ -110,8 +109,7 @@ def load_adapter(model: PreTrainedModel, directory: Path) -> None:
             hint="set model.name to the base model of the adapter, or start a new run",
         )
     check_adapter_base(directory, config["base_model_name_or_path"])
-    for name, parameter in targets.items():
-        parameter.copy_(stored[name])
+    return {name: stored[stored_name(name)] for name, p in model.named_parameters() if p.requires_grad}
 
 
 def merge_adapter(base: str, adapter: Path, out: Path) -> None:
@@ -202,6 +200,15 @@ def stored_name(name: str) -> str:
     """
     plain = name.replace(f".modules_to_save.{ADAPTER_NAME}.", ".").replace(f".{ADAPTER_NAME}.", ".")
     return _PREFIX + plain
+
+
+def base_name(name: str) -> str | None:
+    """Return the name of a parameter in the files of the base model, or None for an adapter's matrix."""
+    if ".lora_" in name:
+        return None
+    for part in (".base_layer.", ".original_module.", f".modules_to_save.{ADAPTER_NAME}."):
+        name = name.replace(part, ".")
+    return name
 
 
 def _adapter_config(model: PreTrainedModel) -> dict[str, Any]:

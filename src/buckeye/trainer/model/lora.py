@@ -8,7 +8,8 @@ This module imports peft, which takes seconds. So import this module only if the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,12 +17,13 @@ import torch
 from peft import LoraConfig, inject_adapter_in_model
 from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils.other import AuxiliaryTrainingWrapper
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from buckeye.config.trainer import LoRAConfig
 from buckeye.errors import UsageError
 from buckeye.trainer.model.adapter_files import ADAPTER_NAME
+from buckeye.trainer.parallel.fsdp import shard_like
 
 _SECTION = "trainer.model.experimental.lora"
 
@@ -29,9 +31,9 @@ _SECTION = "trainer.model.experimental.lora"
 def add_adapter(model: PreTrainedModel, config: LoRAConfig, *, base: str, frozen_dtype: torch.dtype) -> None:
     """Freeze `model`, add an adapter in float32, and convert the frozen weights to `frozen_dtype`.
 
-    torch's global generator initializes A. `base` is the name or directory of the model, which is stored in
-    the adapter's configuration. Raise `UsageError` for modules that the model does not have, or that cannot
-    be adapted.
+    `set_adapter` sets the adapter's values, after the model was sharded. `base` is the name or directory of
+    the model, which is stored in the adapter's configuration. Raise `UsageError` for modules that the model
+    does not have, or that cannot be adapted.
     """
     _check_targets(model, config.target_modules)
     peft_config = LoraConfig(
@@ -49,6 +51,23 @@ def add_adapter(model: PreTrainedModel, config: LoRAConfig, *, base: str, frozen
     for parameter in model.parameters():
         if parameter.is_floating_point():
             parameter.data = parameter.data.to(torch.float32 if parameter.requires_grad else frozen_dtype)
+
+
+@torch.no_grad()
+def set_adapter(model: PreTrainedModel, stored: Mapping[str, Tensor] | None) -> None:
+    """Set the adapter's values: `stored`, by the names of the parameters, or if None the first values.
+
+    torch's global generator draws A. B is zero. All ranks of a sharded model draw equal values.
+    """
+    for name, parameter in model.named_parameters():
+        if stored is not None:
+            values = stored.get(name)
+        elif ".lora_A." in name:
+            values = nn.init.kaiming_uniform_(torch.empty(parameter.shape), a=math.sqrt(5))
+        else:
+            values = torch.zeros(parameter.shape) if ".lora_B." in name else None
+        if values is not None:
+            parameter.copy_(shard_like(values, parameter))
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -13,21 +13,30 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from safetensors import SafetensorError
 from torch import Tensor
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
-from transformers import AutoModelForCausalLM, PreTrainedModel
-from transformers.utils import cached_file
+from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
+from transformers.utils import GENERATION_CONFIG_NAME, cached_file
 
 from buckeye.base.disk import is_disk_full
 from buckeye.errors import CheckpointError, DiskFullError, UsageError
+from buckeye.trainer.model.adapter_files import base_name
 from buckeye.trainer.model.attention import PACKED_ATTENTION
-from buckeye.trainer.model.policy import ComputeDtype, PolicyNetwork, make_policy, read_trainable_config
+from buckeye.trainer.model.policy import (
+    ComputeDtype,
+    PolicyNetwork,
+    load_policy,
+    make_policy,
+    read_trainable_config,
+)
 from buckeye.trainer.model.trainable import model_load_error
 from buckeye.trainer.parallel.ranks import SHARD, TENSOR, Ranks
 
 _FILE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
+_GROUP_BYTES = 2**23
 
 
 def is_model_sharded(ranks: Ranks) -> bool:
@@ -86,15 +95,42 @@ def load_shards(directory: Path, like: Callable[[str], Tensor | None]) -> dict[s
     return tensors
 
 
+def prepare_policy(
+    name: str,
+    device: torch.device,
+    *,
+    by_tensors: bool | None = None,
+    flash: bool,
+    compute_dtype: ComputeDtype,
+    sharded: bool,
+    frozen: bool = False,
+    quantization: str | None = None,
+) -> PolicyNetwork:
+    """Return a policy that `fill_policy` completes, after adapters were added and the policy was sharded.
+
+    With `by_tensors`, the parameters are on the meta device: they have shapes, but no memory. Without it, the
+    policy has its weights already. None: as the files allow it. The other arguments are those of
+    `load_policy`.
+    """
+    if by_tensors is None:
+        by_tensors = quantization is None and can_load_tensors(name)
+    if by_tensors:
+        return empty_policy(name, device, flash=flash, compute_dtype=compute_dtype)
+    return load_policy(
+        name,
+        device,
+        flash=flash,
+        compute_dtype=compute_dtype,
+        sharded=sharded,
+        frozen=frozen,
+        quantization=quantization,
+    )
+
+
 def empty_policy(
     name: str, device: torch.device, *, flash: bool, compute_dtype: ComputeDtype = "auto"
 ) -> PolicyNetwork:
-    """Return a policy on the meta device. Its parameters have shapes, but no memory.
-
-    Shard the policy, then call `load_policy_shards`.
-
-    Raise `UsageError` if the model does not exist or cannot be trained.
-    """
+    """Return a policy on the meta device. Raise `UsageError` if the model does not exist or is not packed."""
     return make_policy(_empty_model(name), name, device, flash=flash, compute_dtype=compute_dtype)
 
 
@@ -105,47 +141,80 @@ def _empty_model(name: str) -> PreTrainedModel:
             model: PreTrainedModel = AutoModelForCausalLM.from_config(
                 config, dtype=torch.float32, attn_implementation=PACKED_ATTENTION
             )
+        if cached_file(name, GENERATION_CONFIG_NAME, _raise_exceptions_for_missing_entries=False):
+            model.generation_config = GenerationConfig.from_pretrained(name)
     except Exception as error:  # transformers raises arbitrary exceptions for an incomplete model directory
         raise model_load_error(name, error) from error
     return model
 
 
-def can_load_shards(name: str) -> bool:
-    """Return True if the safetensors files of a model have every parameter by its name in the model.
+def can_load_tensors(name: str) -> bool:
+    """Return True if the model packs rows, and safetensors files have every parameter by its name.
 
-    The model must have no buffers but the frequencies of the rotary embedding, which are not in files.
+    The model must have no buffers but the frequencies of the rotary embedding, which are not in files. For
+    other models and damaged files, `load_policy` loads the model or raises the error.
     """
-    model, directory = _empty_model(name), _find_weights_directory(name)
-    if directory is None or any("rotary_emb" not in buffer for buffer, _ in model.named_buffers()):
+    try:
+        model, directory = _empty_model(name), _find_weights_directory(name)
+        if directory is None or any("rotary_emb" not in buffer for buffer, _ in model.named_buffers()):
+            return False
+        with _open_reader(directory) as reader:
+            stored = reader.read_metadata().state_dict_metadata
+    except (OSError, UsageError, CheckpointError):
         return False
-    with _open_reader(directory) as reader:
-        return dict(model.named_parameters()).keys() <= reader.read_metadata().state_dict_metadata.keys()
+    return all(
+        isinstance(meta := stored.get(parameter), TensorStorageMetadata) and meta.size == tensor.shape
+        for parameter, tensor in model.named_parameters()
+    )
 
 
 @torch.no_grad()
-def load_policy_shards(policy: PolicyNetwork, name: str, *, offloaded: bool) -> None:
-    """Read the shards of this rank from the model's safetensors files.
+def fill_policy(policy: PolicyNetwork, name: str, *, offloaded: bool) -> None:
+    """Read the parameters of an empty policy, or this rank's shards, from the model's safetensors files.
 
-    The shards are on the device of the policy, or in main memory if `offloaded`. Raise `UsageError` if a
-    parameter is missing in the files.
+    They are on the device of the policy, or in main memory if `offloaded`. Values of an adapter are not set.
+    Do nothing if the policy is not empty. Raise `UsageError` if a parameter is missing in the files.
     """
     model = policy.model
+    if model.device.type != "meta":
+        return
     policy.to_empty(device="cpu" if offloaded else policy.device)
+    if not isinstance(policy, FSDPModule):  # FSDP keeps a shared parameter
+        model.tie_weights()
     rotary = type(model.base_model.rotary_emb)  # its frequencies are not in the files
     model.base_model.rotary_emb = rotary(model.config).to(policy.device)
-    parameters = dict(model.named_parameters())
+    stored_names = [(base_name(parameter), tensor) for parameter, tensor in model.named_parameters()]
+    tensors = [(stored, tensor) for stored, tensor in stored_names if stored is not None]
     try:
         with _open_reader(_weights_directory(name)) as reader:
-            missing = sorted(parameters.keys() - reader.read_metadata().state_dict_metadata.keys())
+            known = reader.read_metadata().state_dict_metadata.keys()
+            missing = sorted(stored for stored, _ in tensors if stored not in known)
             if missing:
                 raise UsageError(
                     f"the model {name!r} is incomplete: {missing[:3]} ... missing",
                     code="BK-MODEL-DAMAGED",
                     hint="download or copy the model again",
                 )
-            dcp.load(parameters, storage_reader=reader, no_dist=True)
+            for group in _groups(tensors):
+                dcp.load(group, storage_reader=reader, no_dist=True)
     except (OSError, RuntimeError, CheckpointError) as error:
         raise UsageError(f"the model {name!r} cannot be loaded: {error}", code="BK-MODEL-DAMAGED") from error
+
+
+def _groups(tensors: Sequence[tuple[str, Tensor]]) -> Iterator[dict[str, Tensor]]:
+    """Yield the tensors in groups to read together, by name, the largest first.
+
+    The files stay mapped while a group is read, so its pages count as memory of the process. Those of the
+    largest tensor are read while the process has no other weights.
+    """
+    group: dict[str, Tensor] = {}
+    for name, tensor in sorted(tensors, key=lambda item: -item[1].nbytes):
+        size = sum(other.nbytes for other in group.values()) + tensor.nbytes
+        if group and (name in group or size > _GROUP_BYTES):
+            yield group
+            group = {}
+        group[name] = tensor
+    yield group
 
 
 def _complete_tensors(reader: dcp.HuggingFaceStorageReader) -> dict[str, TensorStorageMetadata]:
@@ -169,13 +238,24 @@ def _allocate(shape: tuple[int, ...], dtype: torch.dtype, like: Tensor | None) -
     return torch.empty_like(like, dtype=dtype, requires_grad=False)
 
 
+class _Reader(dcp.HuggingFaceStorageReader):
+    """Reader that reads the headers of the files once, although it reads tensors in groups."""
+
+    _metadata: Metadata | None = None
+
+    def read_metadata(self) -> Metadata:
+        if self._metadata is None:
+            self._metadata = super().read_metadata()
+        return self._metadata
+
+
 @contextmanager
 def _open_reader(directory: Path) -> Iterator[dcp.HuggingFaceStorageReader]:
     try:
         with warnings.catch_warnings():
             # expected: each rank reads without communication
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-            yield dcp.HuggingFaceStorageReader(str(directory))
+            yield _Reader(str(directory))
     except SafetensorError as error:
         raise CheckpointError(
             f"the shards in {directory} cannot be read: {error!r}", code="BK-CHECKPOINT-DAMAGED"
