@@ -14,17 +14,7 @@ import torch
 from buckeye.analysis.diagnosis.chain import LinkReport
 from buckeye.analysis.diagnosis.facts import DiagnosisFacts
 from buckeye.analysis.diagnosis.grade_again import grade_again
-from buckeye.analysis.diagnosis.half_group_training import (
-    Agreement,
-    KeptBatch,
-    Values,
-    agreement,
-    common_token,
-    component_weights,
-    find_consecutive_batches,
-    train_on_half,
-)
-from buckeye.analysis.diagnosis.statistics import SURE, mean_interval, rms
+from buckeye.analysis.diagnosis.statistics import mean_interval, rms
 from buckeye.analysis.replay.retrain import masked_logprobs, measure_policy_changes
 from buckeye.base.storage import step_directory
 from buckeye.config.load import load_config
@@ -36,8 +26,6 @@ from buckeye.transport.batches import Batch
 _MAX_SAMPLES = 16
 _FIRST_STEPS = 3
 _MIN_TOKENS = 40
-_MIN_GROUPS = 12
-_SMALL_SHARE = 0.02
 _CHECK_SECONDS = 20.0
 _BELOW_CHANCE_NATS = 0.3  # nats
 
@@ -212,102 +200,9 @@ def train_at_zero_rate(facts: DiagnosisFacts) -> Iterator[Finding]:
         yield facts.finding("moves_without_rate", seen, step, confidence="sure")
 
 
-def rewards_learnable(facts: DiagnosisFacts) -> Iterator[Finding]:
-    """Test if rewards can be learned, with half of each group's rollouts as training data.
-
-    On the other half, the change of likelihood must correlate with the rewards, beyond three standard errors.
-    If it does not, training is repeated with a control: the reward is 1 for replies that contain a common
-    token. If training lowers a reward component, training is repeated without the largest component.
-    """
-    _kept_steps(facts)
-    batches = find_consecutive_batches(facts)
-    if not batches:
-        raise LookupError("no usable batch was kept of the first step, or of a step with a checkpoint")
-    moved = train_on_half(facts, batches, lambda batch: batch.advantages)
-    if not all(np.isfinite(values).all() for values in moved):
-        raise ValueError("the model breaks at the run's highest learning rate")
-    own = agreement(batches, moved, lambda batch: batch.rewards)
-    if own.groups < _MIN_GROUPS:
-        raise LookupError(
-            f"rewards differ in the held-out half of only {own.groups} groups; this test needs {_MIN_GROUPS} "
-            "such groups of at least 4 rollouts"
-        )
-    yield from _remove_largest_component(facts, batches, moved)
-    if own.mean <= 3 * own.error:
-        yield from _compare_with_control(facts, batches, own)
-
-
-def _compare_with_control(
-    facts: DiagnosisFacts, batches: Sequence[KeptBatch], own: Agreement
-) -> Iterator[Finding]:
-    token = common_token(batches)
-    if token is None:
-        raise LookupError("no control is possible, as no token is in about half of the replies")
-    moved = train_on_half(facts, batches, lambda batch: batch.sampled_mask(token))
-    control = agreement(batches, moved, lambda batch: batch.sampled_mask(token))
-    if control.mean < SURE * control.error:
-        raise ValueError(f"not even a reward for one word is learned ({control})")
-    if abs(own.mean) + own.error <= control.mean / 2:
-        first, last = batches[0].batch.step, batches[-1].batch.step
-        yield facts.finding(
-            "rewards_teach_nothing",
-            f"after training on half of each group (steps {first} to {last}), the better rollouts of the "
-            f"other half are not more likely: correlation {own}. With a reward for one word, they become "
-            f"more likely: {control}",
-            last,
-            confidence="possible",
-            since=first,
-            until=last,
-        )
-
-
-def _remove_largest_component(
-    facts: DiagnosisFacts, batches: Sequence[KeptBatch], moved: Sequence[Values]
-) -> Iterator[Finding]:
-    weights = component_weights(batches)
-    spreads = {
-        name: abs(weight)
-        * float(np.concatenate([batch.center_by_group(batch.component(name)) for batch in batches]).std())
-        for name, weight in weights.items()
-    }
-    largest = max(spreads, key=lambda name: spreads[name], default="")
-
-    def signed(moved: Sequence[Values], name: str) -> Agreement:
-        """Return the agreement with a component, positive in the direction that is rewarded."""
-        sign = float(np.sign(weights[name]))
-        return agreement(batches, moved, lambda batch: sign * batch.component(name))
-
-    def lowered(moved: Sequence[Values]) -> dict[str, Agreement]:
-        found = {
-            name: signed(moved, name) for name in weights if spreads[name] > _SMALL_SHARE * spreads[largest]
-        }
-        return {name: measured for name, measured in found.items() if measured.mean < -SURE * measured.error}
-
-    if not lowered(moved):
-        return
-    # train on raw rewards: shaping must not be the cause
-    harmed = lowered(train_on_half(facts, batches, lambda batch: batch.rewards))
-    if not harmed:
-        return
-    rest = train_on_half(facts, batches, lambda batch: batch.without(largest, weights[largest]))
-    last = batches[-1].batch.step
-    for name, with_it in harmed.items():
-        without = signed(rest, name)
-        if name != largest and without.mean >= SURE * without.error:
-            yield facts.finding(
-                "component_outweighed",
-                f"training lowers `{name}` (correlation {with_it}). Without `{largest}` in the reward, "
-                f"training raises it ({without})",
-                last,
-                confidence="possible",
-                since=batches[0].batch.step,
-                until=last,
-            )
-
-
 TESTS: Mapping[str, Sequence[Callable[[DiagnosisFacts], Iterator[Finding]]]] = {
     "model": (other_tokenizer,),
-    "reward": (grade_again, check_environments, rewards_learnable),
+    "reward": (grade_again, check_environments),
     "advantage and loss": (updated_towards_rewards, replay_newest_step),
     "update": (train_at_zero_rate,),
     "sync": (sampler_against_weights,),
