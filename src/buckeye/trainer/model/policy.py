@@ -274,6 +274,9 @@ def load_policy(
             code="BK-MODEL-DAMAGED",
             hint="download or copy the model again",
         )
+    if is_quantized:  # a tensor that is a view of the mapped file would keep all its pages in memory
+        for parameter in filter(torch.is_floating_point, model.parameters()):
+            parameter.data = parameter.data.clone()
     model = model if sharded or is_quantized else model.to(device)
     is_packed = is_packed or can_pack(model, name)
     return make_policy(model, name, device, flash=flash, compute_dtype=compute_dtype, padded=not is_packed)
