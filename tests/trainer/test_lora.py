@@ -20,6 +20,7 @@ from buckeye.trainer.model.adapter_files import merge_adapter, read_adapter, sav
 from buckeye.trainer.model.lora import add_adapter, without_adapter
 from buckeye.trainer.model.policy import load_policy
 from buckeye.trainer.output.weight_rounding import make_canary
+from buckeye.trainer.parallel.shards import fill_policy
 from buckeye.trainer.rl import run_trainer
 from buckeye.transport.checkpoint import resolve_checkpoint
 from buckeye.transport.weights import verify_weights
@@ -284,17 +285,17 @@ def test_run_publishes_and_saves_only_the_adapter(tmp_path, tiny_model, batches)
 
 
 def test_trainer_loads_the_frozen_base_in_the_compute_dtype(tmp_path, tiny_model, batches, monkeypatch):
-    loaded = set()
+    allocated = {}
 
-    def load(*args, **settings):
-        policy = load_policy(*args, **settings)
-        loaded.update(parameter.dtype for parameter in policy.model.parameters())
-        return policy
+    def fill(policy, *args, **settings):
+        for parameter in policy.model.parameters():
+            allocated.setdefault(parameter.requires_grad, set()).add((parameter.dtype, parameter.device.type))
+        fill_policy(policy, *args, **settings)
 
-    monkeypatch.setattr("buckeye.trainer.setup.load_policy", load)
+    monkeypatch.setattr("buckeye.trainer.setup.fill_policy", fill)
     put(tmp_path, batches[:1])
     run_trainer(_with_lora(trainer_config(tiny_model, tmp_path, max_steps=1), compute_dtype="bfloat16"))
-    assert loaded == {torch.bfloat16}
+    assert allocated == {True: {(torch.float32, "meta")}, False: {(torch.bfloat16, "meta")}}
 
 
 def test_the_published_canary_is_that_of_the_merged_model(tmp_path, tiny_model, batches):
