@@ -46,6 +46,7 @@ ON_THE_COMMAND_LINE = [
     pytest.param(TrainerConfig, "--max-steps @ other.toml", id="@ for a single value"),
     pytest.param(TrainerConfig, "@ trian.toml", id="a file that is not there"),
     pytest.param(RLConfig, "--trainer @ nowhere/t.toml", id="a folder that is not there"),
+    pytest.param(TrainerConfig, f"@ {'n' * 300}", id="a name that is too long"),
     pytest.param(TrainerConfig, "@ f.yaml", id="YAML"),
     pytest.param(TrainerConfig, "--ckpt {interval:3}", id="broken JSON"),
     pytest.param(OrchestratorConfig, "--env.2.id a", id="an index that skips"),

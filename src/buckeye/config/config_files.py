@@ -50,7 +50,8 @@ def read_text(name: str, at: str | None = None) -> str:
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         code = "BK-FILE-PERMISSION" if isinstance(error, PermissionError) else "BK-FILE-UNREADABLE"
-        hint = "name a TOML or JSON file" if path.is_dir() else "check the path and its permissions"
+        is_folder = isinstance(error, IsADirectoryError)
+        hint = "name a TOML or JSON file" if is_folder else "check the path and its permissions"
         raise ConfigError(f"cannot read {name}: {reason}", code=code, at=at, hint=hint) from None
 
 
