@@ -20,6 +20,7 @@ pytestmark = pytest.mark.e2e
 FAST, ALL = 100, 10_000
 RAW_EVERY = 20
 MAX_GROWTH_MB = 40
+PAUSING = ("/pause", "/sleep", "/release_kv_cache_memory")
 SAMPLING = ("/v1/chat/completions", "/v1/completions", "/inference/v1/generate")
 
 JUNK = st.one_of(
@@ -148,7 +149,8 @@ def test_malformed_requests_are_refused_and_leave_nothing_behind(hardened, count
             number = sum(counts.values())
             if number % RAW_EVERY == 0:
                 _send_raw(hardened.port, raw)
-            if method == "POST" and path.startswith("/pause"):
+            if method == "POST" and path.startswith(PAUSING):
+                http.post("/wake_up")
                 http.post("/resume")
             if number == count // 4:  # caches and pools have reached their size by now
                 before = process.memory_info().rss, process.num_fds()
