@@ -152,7 +152,10 @@ async def test_two_workers_run_the_same_rollouts_as_one_process():
 
 
 async def test_a_killed_worker_loses_no_rollout():
-    async with ScriptedServer().serving() as server, collecting(server, 2) as (collector, runner, _):
+    async with (
+        ScriptedServer().serving() as server,
+        collecting(server, 2, max_rollout_retries=0) as (collector, runner, _),
+    ):
         server.seconds = 0.2
         collecting_first = asyncio.create_task(collector.collect(0))
         while not server.running:
@@ -172,11 +175,9 @@ async def test_a_killed_worker_loses_no_rollout():
         assert collector.unaccounted == 0
 
 
-async def test_without_retries_the_rollouts_of_a_killed_worker_are_errored():
-    async with (
-        ScriptedServer().serving() as server,
-        collecting(server, 2, max_rollout_retries=0) as (collector, runner, _),
-    ):
+async def test_rollouts_that_lose_too_many_workers_are_errored(monkeypatch):
+    monkeypatch.setattr(rollout_workers, "_MAX_LOSSES", 1)
+    async with ScriptedServer().serving() as server, collecting(server, 2) as (collector, runner, _):
         server.seconds = 0.2
         running = asyncio.create_task(collector.collect(0))
         while not server.running:
@@ -186,6 +187,37 @@ async def test_without_retries_the_rollouts_of_a_killed_worker_are_errored():
         assert collected.dropped["errored"] == runner.metrics()["workers/lost_rollouts"] / 4 > 0
         assert collected.account()["trained"] == 32
         assert collector.unaccounted == 0
+
+
+async def test_groups_that_start_while_all_workers_are_replaced_end(monkeypatch):
+    connect = asyncio.open_connection
+
+    async def connect_late(**options):
+        await asyncio.sleep(0.3)
+        return await connect(**options)
+
+    async with ScriptedServer().serving() as server, collecting(server, 2) as (_, runner, _):
+        monkeypatch.setattr(asyncio, "open_connection", connect_late)
+        for pid in runner.pids():
+            os.kill(pid, signal.SIGKILL)
+        await asyncio.sleep(0.2)
+        sampler = TaskSampler(environments(), seed=OrchestratorConfig().seed)
+        running = [runner.start_group(sampler[index], 4) for index in range(4)]
+        async with asyncio.timeout(HANG):
+            groups = await asyncio.gather(*running)
+        assert [len(group.scored) for group in groups] == [4] * 4
+
+
+async def test_a_worker_that_cannot_be_replaced_ends_the_run(monkeypatch):
+    def refuse(*_, **__):
+        raise OSError("no memory")
+
+    async with ScriptedServer().serving() as server, collecting(server, 2) as (_, runner, _):
+        monkeypatch.setattr(rollout_workers, "ChildProcess", refuse)
+        os.kill(runner.pids()[0], signal.SIGKILL)
+        with pytest.raises(OSError, match="no memory"):
+            async with asyncio.timeout(HANG):
+                await runner.run()
 
 
 @pytest.mark.parametrize(

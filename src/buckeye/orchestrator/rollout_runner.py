@@ -103,14 +103,13 @@ class RolloutRunner:
         flight.begin()
         failed: list[Rollout] = []
         while True:
-            attempt = flight.losses + len(failed)
-            policy = make_policy(env, derive_seed(self._seed, *order, attempt))
+            policy = make_policy(env, derive_seed(self._seed, *order, flight.losses + len(failed)))
             rollout = await self._run_attempt(env, task, policy)
             self.attempts += 1
             flight.attempts += 1
             if rollout.outcome.error is not None:
                 self._log_error(rollout)
-            if attempt >= self._retries or flight.is_cut or not self._may_retry(rollout):
+            if len(failed) == self._retries or flight.is_cut or not self._may_retry(rollout):
                 return replace(rollout, earlier_attempts=tuple(failed)) if failed else rollout
             failed.append(rollout)
             await env.admission.wait_for_start()

@@ -31,6 +31,7 @@ from buckeye.orchestrator.rollout import InFlightGroup
 from buckeye.orchestrator.rollout_runner import RolloutRunner, recording_runner
 from buckeye.orchestrator.task_sampler import TaskSampler
 from buckeye.orchestrator.worker_messages import (
+    STREAM_LIMIT,
     Begun,
     Cut,
     Failed,
@@ -51,10 +52,6 @@ _PULSE_SECONDS = 0.1
 log = logging.getLogger(__name__)
 
 LostServerReport = Callable[[int, int, str], None]
-
-
-STREAM_LIMIT = 1 << 20
-"""Bytes of received messages that wait in memory, per connection."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from buckeye.base.process import ChildProcess, ends_within, hand_over_secrets
 from buckeye.config.environments import TrainEnvConfig
 from buckeye.config.orchestrator import OrchestratorConfig
 from buckeye.envs.outcome_validation import error_outcome
-from buckeye.errors import BuckeyeError, FinalRunError, RunError
+from buckeye.errors import FinalRunError, RunError
 from buckeye.inference.client import InferenceClient
 from buckeye.inference.client.follower import ClientUse, ServerUse, add_use, server_states
 from buckeye.inference.client.replica import ReplicaLostError
@@ -29,6 +29,7 @@ from buckeye.orchestrator.loop_watch import lateness_metrics
 from buckeye.orchestrator.rollout import Group, InFlightGroup, Rollout
 from buckeye.orchestrator.task_sampler import GroupTask
 from buckeye.orchestrator.worker_messages import (
+    STREAM_LIMIT,
     Begun,
     Cut,
     Failed,
@@ -50,8 +51,8 @@ _PROGRAM = ("-m", "buckeye.cli.rollout_worker")
 _MAX_RESTARTS, _RESTART_SECONDS = 5, 600.0
 _SILENT_SECONDS = 1800.0  # an environment may block the event loop of its worker for long, or load slowly
 _POLL_SECONDS = 0.05
-_CLOSE_SECONDS = 10.0
-_STREAM_LIMIT = 1 << 20  # bytes of received messages that wait in memory
+_CLOSE_SECONDS = 5.0  # the launcher kills the orchestrator after ten seconds
+_MAX_LOSSES = 3  # workers that may end while they run one group
 
 
 class _WorkerLostError(Exception):
@@ -108,9 +109,9 @@ class RolloutWorkers:
     """Runner of groups in `config.workers` processes. Use it as an async context manager.
 
     `client` supervises the servers, and the workers follow it. Each gets its share of the requests to a
-    server, and of all other limits. The rollouts of a worker that ends are errored with the boundary
-    "worker", and are retried like other failures of workers. `version` returns the version of the policy, and
-    `evaluates` True if this process also samples.
+    server, and of all other limits. A group whose worker ends is retried in another one, `_MAX_LOSSES` times
+    at most. Then its rollouts are errored with the boundary "worker". `version` returns the version of the
+    policy, and `evaluates` True if this process also samples.
     """
 
     def __init__(
@@ -129,8 +130,7 @@ class RolloutWorkers:
         self._workers: dict[int, _Worker] = {}
         self._readers: set[asyncio.Task[None]] = set()
         self._restarts: dict[int, deque[float]] = {i: deque() for i in range(config.workers)}
-        self._error: BuckeyeError | None = None
-        self._is_closing = False
+        self._error: BaseException | None = None
         self._delays: list[float] = []
         self._held_up = 0.0
         self._lost = 0
@@ -147,11 +147,10 @@ class RolloutWorkers:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._is_closing = True
-        await asyncio.gather(*(worker.close() for worker in self._workers.values()))
         for reader in self._readers:
-            reader.cancel()
+            reader.cancel()  # first, because a reader replaces a worker that has ended
         await asyncio.gather(*self._readers, return_exceptions=True)
+        await asyncio.gather(*(worker.close() for worker in self._workers.values()))
 
     def pids(self) -> list[int]:
         """Return the process ids of the workers."""
@@ -166,13 +165,16 @@ class RolloutWorkers:
     async def run(self) -> None:
         """Send versions and states of servers to the workers, and kill silent workers, until cancelled.
 
-        Raise `RunError` if a worker reports an error of the run, or ends too often.
+        Raise `RunError` if a worker reports an error of the run, or ends too often, and any error of the
+        functions that read messages and start workers.
         """
         while self._error is None:
             self.send_servers()
             for worker in self._workers.values():
+                if worker.process.returncode is not None:
+                    continue  # this property kills children that hold the connection of an ended worker
                 silent = time.monotonic() - worker.last_message_at
-                if silent > _SILENT_SECONDS and worker.process.returncode is None:
+                if silent > _SILENT_SECONDS:
                     log.warning("Rollout worker %d: no message for %.0f s", worker.index, silent)
                     worker.process.end(0.0, session=True)
             await asyncio.sleep(_POLL_SECONDS)
@@ -217,7 +219,7 @@ class RolloutWorkers:
                 self._lost += size
                 self._count(flight, size)
                 flight.losses += 1
-                if flight.losses <= self._config.max_rollout_retries and not flight.is_cut:
+                if flight.losses < _MAX_LOSSES and not flight.is_cut:
                     continue
                 ended = [lost.pop()] * size
             else:
@@ -231,7 +233,7 @@ class RolloutWorkers:
         flight.attempts += attempts
 
     async def _run_in_worker(self, group: GroupTask, size: int, flight: InFlightGroup) -> list[Rollout]:
-        worker = min(self._workers.values(), key=lambda worker: len(worker.groups))
+        worker = min(self._workers.values(), key=lambda w: (w.writer.is_closing(), len(w.groups)))
         number = next(self._numbers)
         running = _RunningGroup(size, flight, asyncio.get_running_loop().create_future())
         worker.groups[number] = running
@@ -248,6 +250,7 @@ class RolloutWorkers:
 
     async def _start(self, index: int) -> None:
         config, (ours, theirs) = self._config, socket.socketpair()
+        reader, writer = await asyncio.open_connection(sock=ours, limit=STREAM_LIMIT)
         env, secrets = hand_over_secrets({**os.environ, "BUCKEYE_PARENT_PID": str(os.getpid())})
         passed = [theirs.fileno(), *([] if secrets is None else [secrets])]
         argv = [sys.executable, *self._program, str(theirs.fileno())]
@@ -257,13 +260,17 @@ class RolloutWorkers:
             theirs.close()
             if secrets is not None:
                 os.close(secrets)
-        reader, writer = await asyncio.open_connection(sock=ours, limit=_STREAM_LIMIT)
         self._workers[index] = worker = _Worker(index, process, writer)
         worker.post(Setup(_share(config, index).model_dump_json(), self._seed, index, config.workers))
         self.send_servers()
         reading = asyncio.create_task(self._read(worker, reader))
         self._readers.add(reading)
-        reading.add_done_callback(self._readers.discard)
+        reading.add_done_callback(self._end_reading)
+
+    def _end_reading(self, reading: asyncio.Task[None]) -> None:
+        self._readers.discard(reading)
+        if not reading.cancelled():
+            self._error = self._error or reading.exception()
 
     async def _read(self, worker: _Worker, reader: asyncio.StreamReader) -> None:
         problem = ""
@@ -274,8 +281,7 @@ class RolloutWorkers:
             pass
         except (FrameError, ValueError) as error:  # ValueError: of msgspec
             problem = f"it sent an invalid message: {error}"
-        if not self._is_closing:
-            await self._replace(worker, problem)
+        await self._replace(worker, problem)
 
     def _receive(self, worker: _Worker, message: msgspec.Struct) -> None:
         worker.last_message_at = time.monotonic()
@@ -306,9 +312,6 @@ class RolloutWorkers:
             worker.process.end(0.0, session=True)
         await worker.close()
         reason = problem or _exit_reason(worker.process.returncode)
-        groups = [running for running in worker.groups.values() if not running.ended.done()]
-        lost = counted(sum(running.size for running in groups), "rollout")
-        log.warning("Rollout worker %d has ended: %s; %s lost", worker.index, reason, lost)
         grown = [ServerUse(use.requests, use.tokens, use.drops) for use in worker.use.servers]
         add_use(self._client, worker.use, ClientUse(tuple(grown), worker.use.requeued))
         restarts, now = self._restarts[worker.index], time.monotonic()
@@ -322,7 +325,10 @@ class RolloutWorkers:
         if self._error is None:
             restarts.append(now)
             await self._start(worker.index)
-        for running in groups:
+        groups = [running for running in worker.groups.values() if not running.ended.done()]
+        lost = counted(sum(running.size for running in groups), "rollout")
+        log.warning("Rollout worker %d has ended: %s; %s lost", worker.index, reason, lost)
+        for running in groups:  # also those that started before the new worker
             running.ended.set_exception(_WorkerLostError(reason))
 
 

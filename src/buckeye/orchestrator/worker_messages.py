@@ -16,6 +16,9 @@ from buckeye.inference.client.follower import ClientUse, ServerState
 from buckeye.orchestrator.rollout import Rollout
 from buckeye.workers.worker_side.frames import HEADER, MAX_FRAME
 
+STREAM_LIMIT = 1 << 20
+"""Bytes of received messages that wait in memory, per connection."""
+
 _LARGEST_INTEGER = 1 << 63
 
 
