@@ -249,11 +249,16 @@ def test_processes_share_the_limits_of_environments():
 
 @pytest.mark.parametrize(
     "changes",
-    [{"max_concurrent": 2}, {"env": [{"id": "e", "max_concurrent": 2}]}, {"max_async_level": 0}],
+    [
+        {"max_concurrent": 2},
+        {"env": [{"id": "e", "max_concurrent": 2}]},
+        {"max_async_level": 0},
+        {"batch_size": 8, "max_async_level": 1, "workers": 17},
+    ],
 )
 def test_limits_that_processes_cannot_share_are_refused(changes):
     with pytest.raises((ConfigError, ValueError), match=r"workers|processes"):
-        OrchestratorConfig(workers=3, rollouts_per_example=8, **changes)
+        OrchestratorConfig(**{"workers": 3, "rollouts_per_example": 8} | changes)
 
 
 HOLDER = """

@@ -285,15 +285,18 @@ class OrchestratorConfig(BaseConfig):
                 f"`workers` = {self.workers} cannot be applied: {_LOCKSTEP}, in one process",
                 hint="leave it out, or set deterministic = false",
             )
-        limits = [("max_concurrent", self.max_concurrent, self.workers)]
-        limits += [
-            (f"env.{index}.max_concurrent", env.max_concurrent, self.rollout_clients)
-            for index, env in enumerate(self.env)
-        ]
-        for key, limit, processes in limits:
-            if limit is not None and limit < processes:
+        if self.workers > (rollouts := self.max_concurrent_rollouts):
+            yield conflict(
+                f"`workers` = {self.workers} is more than the {rollouts} rollouts that run at a time",
+                hint="lower it, or raise `max_concurrent` or `batch_size`",
+            )
+        processes = self.rollout_clients
+        for index, env in enumerate(self.env):
+            if env.max_concurrent is not None and env.max_concurrent < processes:
+                key = f"env.{index}.max_concurrent"
                 yield conflict(
-                    f"`{key}` = {limit} cannot be shared by {processes} processes that run rollouts",
+                    f"`{key}` = {env.max_concurrent} cannot be shared by {processes} processes that run "
+                    "rollouts",
                     hint=f"set `{key}` to at least {processes}, or lower `workers`",
                 )
 
