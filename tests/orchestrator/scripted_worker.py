@@ -17,11 +17,14 @@ from tests.waiting import HANG
 
 
 class OddLetters(LetterEnvironment):
-    """Environment whose messages are hard to send: half a surrogate pair, and objects."""
+    """Environment whose messages are hard to send: half a surrogate pair, objects, a number as key."""
 
     async def rollout(self, task, policy):
         outcome = await super().rollout(task, policy)
-        policy.messages = (*policy.messages, {"role": "tool", "content": "\ud800", "at": time, "n": 1 << 70})
+        policy.messages = (
+            *policy.messages,
+            {"role": "tool", "content": "\ud800", "at": time, "n": 1 << 70, 7: 1},
+        )
         return outcome
 
 

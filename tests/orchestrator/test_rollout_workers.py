@@ -15,14 +15,18 @@ import pytest
 
 from buckeye.config.environments import EnvPauseConfig
 from buckeye.config.orchestrator import OrchestratorConfig
+from buckeye.envs.base import Outcome, Task
 from buckeye.errors import ConfigError, FinalRunError, RunError
 from buckeye.inference.client import InferenceClient, SamplingParams
 from buckeye.orchestrator import rollout_workers
 from buckeye.orchestrator.collector import GroupCollector
 from buckeye.orchestrator.pauses import EnvironmentPauses
+from buckeye.orchestrator.rollout import Rollout
 from buckeye.orchestrator.rollout_runner import recording_runner
 from buckeye.orchestrator.rollout_workers import RolloutWorkers, shared_environments
 from buckeye.orchestrator.task_sampler import TaskSampler
+from buckeye.orchestrator.worker_messages import Finished, decode, encode
+from buckeye.workers.worker_side.frames import HEADER
 from tests.waiting import HANG, wait_for
 
 from .fakes import LetterRenderer
@@ -259,6 +263,25 @@ def test_processes_share_the_limits_of_environments():
 def test_limits_that_processes_cannot_share_are_refused(changes):
     with pytest.raises((ConfigError, ValueError), match=r"workers|processes"):
         OrchestratorConfig(**{"workers": 3, "rollouts_per_example": 8} | changes)
+
+
+@pytest.mark.parametrize(("content", "problem"), [("x" * (65 << 20), "bytes"), ([[]] * 2, "nested")])
+def test_a_rollout_that_cannot_be_sent_is_errored(content, problem):
+    if isinstance(content, list):
+        content.append(content)
+    rollout = Rollout(
+        env_name="e",
+        task=Task(id="", messages=()),
+        outcome=Outcome(reward=1.0),
+        segments=(),
+        truncated=False,
+        turns=1,
+        seconds=1.0,
+        messages=({"role": "tool", "content": content},),
+    )
+    received = decode(encode(Finished(3, rollout))[HEADER.size :])
+    assert (received.number, received.rollout.outcome.boundary, received.rollout.reward) == (3, "step", None)
+    assert problem in received.rollout.outcome.error
 
 
 HOLDER = """

@@ -43,7 +43,7 @@ from buckeye.orchestrator.worker_messages import (
     Start,
     decode,
     encode,
-    without_task,
+    to_send,
 )
 from buckeye.workers.worker_side.frames import MAX_FRAME, FrameError, read_body
 
@@ -141,7 +141,7 @@ class RolloutWorker:
                 )
             ended = await self._parts.runner.start_group(group, start.size, flight)
             for rollout in ended.rollouts:
-                self._post(Finished(start.number, without_task(rollout)))
+                self._post(Finished(start.number, to_send(rollout)))
                 await self._writer.drain()
         except (asyncio.CancelledError, ConnectionError):
             raise

@@ -99,7 +99,7 @@ class Failed(msgspec.Struct, tag=True, frozen=True):
 
 def _encode_value(value: Any) -> Any:
     if isinstance(value, np.ndarray):
-        return value.data
+        return np.ascontiguousarray(value).data
     if isinstance(value, np.generic):
         return value.item()
     return dict(value) if isinstance(value, Mapping) else str(value)
@@ -118,17 +118,18 @@ _DECODER: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(
 def encode(message: msgspec.Struct) -> bytes:
     """Return a message with its length before it.
 
-    Message content that MessagePack cannot represent becomes text. A rollout that exceeds the maximum length
-    is replaced by one with an error.
+    Message content that MessagePack cannot represent becomes text. A rollout that exceeds the maximum length,
+    or is nested too deeply, is replaced by one with an error.
     """
+    error, body = "", b""
     try:
-        body = _ENCODER.encode(message)
-    except (UnicodeEncodeError, OverflowError, TypeError):
-        values = msgspec.to_builtins(message, builtin_types=(memoryview,), enc_hook=_encode_value)
-        body = _ENCODER.encode(_representable(values))
+        body = _encode_body(message)
+    except RecursionError:
+        error = "the messages of the rollout are nested too deeply to be sent between two processes"
     if len(body) > MAX_FRAME:
-        assert isinstance(message, Finished)
         error = f"the rollout has {len(body)} bytes; the limit between two processes is {MAX_FRAME}"
+    if error:
+        assert isinstance(message, Finished)
         short = replace(
             message.rollout,
             outcome=error_outcome("step", error),
@@ -141,9 +142,19 @@ def encode(message: msgspec.Struct) -> bytes:
     return HEADER.pack(len(body)) + body
 
 
-def without_task(rollout: Rollout) -> Rollout:
-    """Return a rollout to send. The receiver adds the task with `with_task`."""
-    return with_task(rollout, Task(id="", messages=()))
+def _encode_body(message: msgspec.Struct) -> bytes:
+    try:
+        return _ENCODER.encode(message)
+    except (UnicodeEncodeError, OverflowError, TypeError):
+        values = msgspec.to_builtins(message, builtin_types=(memoryview,), enc_hook=_encode_value)
+        return _ENCODER.encode(_representable(values))
+
+
+def to_send(rollout: Rollout) -> Rollout:
+    """Return a rollout with text as keys of its messages. The receiver adds the task with `with_task`."""
+    messages = tuple({str(name): value for name, value in m.items()} for m in rollout.messages)
+    earlier = tuple(map(to_send, rollout.earlier_attempts))
+    return replace(rollout, task=Task(id="", messages=()), messages=messages, earlier_attempts=earlier)
 
 
 def with_task(rollout: Rollout, task: Task) -> Rollout:
