@@ -164,8 +164,8 @@ def _load_policy(source: str, config: TrainerConfig | SFTConfig, ranks: Ranks) -
     """Return the policy of the model `source`. `fill_policy` completes it."""
     model, sharded = config.model, ranks.mesh is not None
     by_tensors = model.load_using_meta
-    if source != model.name:  # a checkpoint has every parameter by its name in the model
-        by_tensors = sharded or None
+    if source != model.name:  # a checkpoint
+        by_tensors = None
     elif model.adapter is not None and model.experimental.lora is None:  # merging needs the whole model
         by_tensors = False
     elif by_tensors and not sharded:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -13,6 +14,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from safetensors import SafetensorError
 from torch import Tensor
+from torch.distributed.checkpoint.filesystem import FileSystem
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.fsdp import FSDPModule
@@ -21,6 +23,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 from transformers.utils import GENERATION_CONFIG_NAME, cached_file
 
 from buckeye.base.disk import is_disk_full
+from buckeye.base.storage import read_json
 from buckeye.errors import CheckpointError, DiskFullError, UsageError
 from buckeye.trainer.model.adapter_files import base_name
 from buckeye.trainer.model.attention import PACKED_ATTENTION
@@ -37,6 +40,7 @@ from buckeye.trainer.parallel.ranks import SHARD, TENSOR, Ranks
 _FILE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _GROUP_BYTES = 2**23
+_WITHOUT_META = "leave trainer.model.load_using_meta out"
 
 
 def is_model_sharded(ranks: Ranks) -> bool:
@@ -130,8 +134,18 @@ def prepare_policy(
 def empty_policy(
     name: str, device: torch.device, *, flash: bool, compute_dtype: ComputeDtype = "auto"
 ) -> PolicyNetwork:
-    """Return a policy on the meta device. Raise `UsageError` if the model does not exist or is not packed."""
-    return make_policy(_empty_model(name), name, device, flash=flash, compute_dtype=compute_dtype)
+    """Return a policy on the meta device.
+
+    Raise `UsageError` if the model does not exist, is not packed, or has buffers that are not in its files.
+    """
+    model = _empty_model(name)
+    if buffers := _unknown_buffers(model):
+        raise UsageError(
+            f"the model {name!r} cannot be loaded tensor by tensor: {buffers[0]} is not in its files",
+            code="BK-MODEL-UNSUPPORTED",
+            hint=_WITHOUT_META,
+        )
+    return make_policy(model, name, device, flash=flash, compute_dtype=compute_dtype)
 
 
 def _empty_model(name: str) -> PreTrainedModel:
@@ -151,21 +165,28 @@ def _empty_model(name: str) -> PreTrainedModel:
 def can_load_tensors(name: str) -> bool:
     """Return True if the model packs rows, and safetensors files have every parameter by its name.
 
-    The model must have no buffers but the frequencies of the rotary embedding, which are not in files. For
-    other models and damaged files, `load_policy` loads the model or raises the error.
+    The model must have no buffers but the frequencies of the rotary embedding, which are not in files. The
+    files must not have a tensor that the model ties to another. For other models and damaged files,
+    `load_policy` loads the model or raises the error.
     """
     try:
-        model, directory = _empty_model(name), _find_weights_directory(name)
-        if directory is None or any("rotary_emb" not in buffer for buffer, _ in model.named_buffers()):
+        model, weights = _empty_model(name), _find_weights(name)
+        if weights is None or _unknown_buffers(model):
             return False
-        with _open_reader(directory) as reader:
+        with _open_reader(*weights) as reader:
             stored = reader.read_metadata().state_dict_metadata
     except (OSError, UsageError, CheckpointError):
         return False
-    return all(
+    return not stored.keys() & model.all_tied_weights_keys.keys() and all(
         isinstance(meta := stored.get(parameter), TensorStorageMetadata) and meta.size == tensor.shape
         for parameter, tensor in model.named_parameters()
     )
+
+
+def _unknown_buffers(model: PreTrainedModel) -> list[str]:
+    """Return the names of the buffers whose values `fill_policy` cannot compute."""
+    rotary = f"{model.base_model_prefix}.rotary_emb."
+    return [name for name, _ in model.named_buffers() if not name.startswith(rotary)]
 
 
 @torch.no_grad()
@@ -173,7 +194,8 @@ def fill_policy(policy: PolicyNetwork, name: str, *, offloaded: bool) -> None:
     """Read the parameters of an empty policy, or this rank's shards, from the model's safetensors files.
 
     They are on the device of the policy, or in main memory if `offloaded`. Values of an adapter are not set.
-    Do nothing if the policy is not empty. Raise `UsageError` if a parameter is missing in the files.
+    Do nothing if the policy is not empty. Raise `UsageError` if a parameter is missing in the files, or if
+    they have a tensor that the model ties to another.
     """
     model = policy.model
     if model.device.type != "meta":
@@ -181,12 +203,13 @@ def fill_policy(policy: PolicyNetwork, name: str, *, offloaded: bool) -> None:
     policy.to_empty(device="cpu" if offloaded else policy.device)
     if not isinstance(policy, FSDPModule):  # FSDP keeps a shared parameter
         model.tie_weights()
-    rotary = type(model.base_model.rotary_emb)  # its frequencies are not in the files
-    model.base_model.rotary_emb = rotary(model.config).to(policy.device)
+    if hasattr(model.base_model, "rotary_emb"):  # its frequencies are not in the files
+        rotary = type(model.base_model.rotary_emb)
+        model.base_model.rotary_emb = rotary(model.config).to(policy.device)
     stored_names = [(base_name(parameter), tensor) for parameter, tensor in model.named_parameters()]
     tensors = [(stored, tensor) for stored, tensor in stored_names if stored is not None]
     try:
-        with _open_reader(_weights_directory(name)) as reader:
+        with _open_reader(*_weights(name)) as reader:
             known = reader.read_metadata().state_dict_metadata.keys()
             missing = sorted(stored for stored, _ in tensors if stored not in known)
             if missing:
@@ -194,6 +217,12 @@ def fill_policy(policy: PolicyNetwork, name: str, *, offloaded: bool) -> None:
                     f"the model {name!r} is incomplete: {missing[:3]} ... missing",
                     code="BK-MODEL-DAMAGED",
                     hint="download or copy the model again",
+                )
+            if tied := sorted(known & model.all_tied_weights_keys.keys()):
+                raise UsageError(
+                    f"the files of the model {name!r} have {tied[0]}, but tie_word_embeddings is true",
+                    code="BK-MODEL-UNSUPPORTED",
+                    hint=_WITHOUT_META,
                 )
             for group in _groups(tensors):
                 dcp.load(group, storage_reader=reader, no_dist=True)
@@ -238,10 +267,28 @@ def _allocate(shape: tuple[int, ...], dtype: torch.dtype, like: Tensor | None) -
     return torch.empty_like(like, dtype=dtype, requires_grad=False)
 
 
+class _Files(FileSystem):
+    """File system in which a directory has only the files with the given names."""
+
+    def __init__(self, names: Collection[str]) -> None:
+        self._names = names
+
+    def ls(self, path: str | os.PathLike[str]) -> list[str]:
+        return [file for file in super().ls(path) if Path(file).name in self._names]
+
+
 class _Reader(dcp.HuggingFaceStorageReader):
-    """Reader that reads the headers of the files once, although it reads tensors in groups."""
+    """Reader that reads the headers of the files once, although it reads tensors in groups.
+
+    It reads the files with the given names, or all files in the directory if `names` is None.
+    """
 
     _metadata: Metadata | None = None
+
+    def __init__(self, directory: Path, names: Collection[str] | None) -> None:
+        super().__init__(str(directory))
+        if names is not None:
+            self.fs = _Files(names)
 
     def read_metadata(self) -> Metadata:
         if self._metadata is None:
@@ -250,12 +297,14 @@ class _Reader(dcp.HuggingFaceStorageReader):
 
 
 @contextmanager
-def _open_reader(directory: Path) -> Iterator[dcp.HuggingFaceStorageReader]:
+def _open_reader(
+    directory: Path, names: Collection[str] | None = None
+) -> Iterator[dcp.HuggingFaceStorageReader]:
     try:
         with warnings.catch_warnings():
             # expected: each rank reads without communication
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-            yield _Reader(str(directory))
+            yield _Reader(directory, names)
     except SafetensorError as error:
         raise CheckpointError(
             f"the shards in {directory} cannot be read: {error!r}", code="BK-CHECKPOINT-DAMAGED"
@@ -267,21 +316,27 @@ def _open_reader(directory: Path) -> Iterator[dcp.HuggingFaceStorageReader]:
         ) from error
 
 
-def _weights_directory(name: str) -> Path:
-    """Return the folder with the safetensors files of a local directory or a hub name."""
-    directory = _find_weights_directory(name)
-    if directory is None:
+def _weights(name: str) -> tuple[Path, Collection[str]]:
+    weights = _find_weights(name)
+    if weights is None:
         raise UsageError(
             f"the model {name!r} has neither {_FILE} nor {_INDEX}",
             code="BK-MODEL-UNSUPPORTED",
-            hint="leave trainer.model.load_using_meta out",
+            hint=_WITHOUT_META,
         )
-    return directory
+    return weights
 
 
-def _find_weights_directory(name: str) -> Path | None:
-    for file in (_INDEX, _FILE):
-        path = cached_file(name, file, _raise_exceptions_for_missing_entries=False)
-        if path:
-            return Path(path).parent
-    return None
+def _find_weights(name: str) -> tuple[Path, Collection[str]] | None:
+    """Return the folder of a local directory or a hub name, and the names of the files transformers loads.
+
+    The folder may have other files. Raise `UsageError` if the index is damaged.
+    """
+    paths = (cached_file(name, file, _raise_exceptions_for_missing_entries=False) for file in (_FILE, _INDEX))
+    path = next((Path(path) for path in paths if path), None)
+    if path is None or path.name == _FILE:
+        return None if path is None else (path.parent, {_FILE})
+    try:
+        return path.parent, set(read_json(path)["weight_map"].values())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UsageError(f"cannot read {path}: {error!r}", code="BK-MODEL-DAMAGED") from error
