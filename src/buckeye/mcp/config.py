@@ -171,7 +171,7 @@ def load_gym_config(path: Path) -> GymConfig:
     invalid = {problem.path[:1] for problem in found}
     others = {key: value for key, value in settings.values.items() if (key,) not in invalid}
     problems = validate(GymConfig, replace(settings, values=others))[1]
-    problems = [problem for problem in problems if problem.path[:1] not in _TABLES] + found
+    problems = [problem for problem in problems if problem.path[:1] not in invalid] + found
     if problems:
         file = Location(str(path), Layer.FILE)
         raise config_error(replace(problem, location=problem.location or file) for problem in problems)

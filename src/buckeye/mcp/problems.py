@@ -53,9 +53,9 @@ def _problem(model: type[BaseConfig], values: Any, error: ErrorDetails) -> Probl
     path, owners = _locate(model, values, error["loc"], is_missing=kind == "missing")
     if kind == CONFLICT:
         context = error["ctx"]
-        return Problem(
-            path=(*path, *context["fields"][:1]), message=str(context["message"]), hint=context["hint"]
-        )
+        path_of_cause = (*path, *context["fields"][:1])
+        code = "BK-CONFIG-VALUE" if path else "BK-CONFIG-CONFLICT"
+        return Problem(path=path_of_cause, message=str(context["message"]), hint=context["hint"], code=code)
     if kind == "missing":
         return Problem(path=path, message="required", code="BK-CONFIG-MISSING")
     if kind == "extra_forbidden":
@@ -82,9 +82,9 @@ def _locate(
     path: KeyPath = ()
     owners = inner = [model]
     for depth, part in enumerate(location):
-        container = values
+        container: Any = values if isinstance(values, Mapping | list) else {}  # a text has no items
         try:
-            below = values[part]
+            below = container[part]
         except (LookupError, TypeError):
             if is_missing and depth == len(location) - 1:
                 return (*path, part), inner

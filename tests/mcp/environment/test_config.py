@@ -142,6 +142,21 @@ def test_invalid_action_is_refused_with_its_line(tmp_path, action, wording):
     assert message == wording
 
 
+def test_problems_of_a_grader_and_of_other_settings_are_reported_together(tmp_path):
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path, "system_prompt: a\ngrade: hello\n")
+    lines = str(caught.value).splitlines()
+    assert len(lines) == 3
+    assert any("(action_mappings): `action_mappings` must name" in line for line in lines)
+    assert any(":2 (grade): expected a table" in line for line in lines)  # the key has no item 0
+
+
+def test_settings_that_do_not_fit_together_are_a_conflict(tmp_path):
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path, "system_prompt: a\n")
+    assert caught.value.code == "BK-CONFIG-CONFLICT"
+
+
 def test_missing_or_non_utf8_config_is_refused(tmp_path, refusal):
     with refusal(ConfigError):
         load_gym_config(tmp_path / "none.yaml")
