@@ -12,6 +12,7 @@ from buckeye.errors import UsageError
 from buckeye.trainer.model.attention import PACKED_ATTENTION
 from buckeye.trainer.model.policy import PolicyNetwork
 from buckeye.trainer.model.trainable import FAMILIES
+from buckeye.trainer.parallel.fsdp import shard_policy
 from buckeye.trainer.parallel.shards import can_load_tensors, fill_policy, prepare_policy
 from buckeye.trainer.setup import _load_policy
 from tests.rounding import logprob_error
@@ -127,3 +128,21 @@ def test_buffers_that_are_not_in_files_are_not_left_empty(tmp_path):
     with pytest.raises(UsageError, match="embed_scale") as refused:
         load(tmp_path, by_tensors=True)
     assert refused.value.code == "BK-MODEL-UNSUPPORTED"
+
+
+@pytest.mark.parametrize("family", ["gpt2", "opt"])
+def test_family_whose_layers_have_another_name_is_not_sharded(tmp_path, family):
+    policy = load(save(tmp_path / "model", family))
+    ranks = SimpleNamespace(mesh=object(), device=CPU)
+    with pytest.raises(UsageError) as refused:
+        shard_policy(policy, trainer_config("another", tmp_path).model, ranks)
+    assert (refused.value.code, refused.value.at) == ("BK-MODEL-UNSUPPORTED", "trainer.model.sharding")
+
+
+def test_quantization_of_a_sharded_model_is_refused(tmp_path):
+    lora, directory = {"lora": {"rank": 4}}, save(tmp_path)
+    settings = {"load_using_meta": True, "quantization": "4bit", "experimental": lora}
+    config = trainer_config(directory, tmp_path, model=settings)
+    with pytest.raises(UsageError) as refused:
+        _load_policy(str(directory), config, SimpleNamespace(mesh=object(), device=CPU))
+    assert refused.value.code in ("BK-MODEL-UNSUPPORTED", "BK-PACKAGE-MISSING")

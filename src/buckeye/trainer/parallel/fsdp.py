@@ -9,7 +9,7 @@ of a group also divide the heads and the inner dimension of every layer (Shoeybi
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -52,14 +52,15 @@ def shard_policy(policy: PolicyNetwork, model: ModelConfig, ranks: Ranks) -> Non
     """Shard the parameters of the policy among the ranks, in place. Call this before creating the optimizer.
 
     Afterwards all ranks must run equally many forward and backward passes, because each pass communicates.
-    Gradients are sums over all ranks. Raise `UsageError` if tensor parallelism does not support the model.
+    Gradients are sums over all ranks. Raise `UsageError` if the model has no list `layers`, or if tensor
+    parallelism does not support it.
     """
     mesh = ranks.mesh
     if model.fsdp_cpu_offload and not offloads(model, policy.device):
         logger.warning("fsdp_cpu_offload has no effect on a CPU")
     if mesh is None:
         return
-    layers = list(policy.model.base_model.layers)
+    layers = list(_find_layers(policy))
     if mesh[TENSOR].size() > 1:
         _check_tensor_parallel(policy, mesh[TENSOR].size())
         for layer in layers:
@@ -132,6 +133,19 @@ def shard_like(tensor: Tensor, parameter: nn.Parameter | None) -> Tensor:
     mesh = parameter.device_mesh
     shard = distribute_tensor(tensor.to(mesh.device_type), mesh, parameter.placements, src_data_rank=None)
     return shard.to(parameter.device)
+
+
+def _find_layers(policy: PolicyNetwork) -> Iterable[nn.Module]:
+    layers = getattr(policy.model.base_model, "layers", None)
+    if layers is None:
+        raise UsageError(
+            f"{policy.model.config.model_type} models cannot be sharded: their layers have another name",
+            code="BK-MODEL-UNSUPPORTED",
+            at="trainer.model.sharding",
+            hint='set it to "none"',
+        )
+    found: nn.ModuleList = layers
+    return found
 
 
 def _shard_unit(

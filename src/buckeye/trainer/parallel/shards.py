@@ -117,8 +117,8 @@ def prepare_policy(
     `load_policy`.
     """
     if by_tensors is None:
-        by_tensors = quantization is None and can_load_tensors(name)
-    if by_tensors:
+        by_tensors = can_load_tensors(name)
+    if by_tensors and quantization is None:
         return empty_policy(name, device, flash=flash, compute_dtype=compute_dtype)
     return load_policy(
         name,
