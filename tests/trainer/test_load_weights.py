@@ -106,6 +106,23 @@ def test_separate_output_layer_of_a_tied_model_is_refused(tmp_path):
         assert refused.value.code == "BK-MODEL-UNSUPPORTED"
 
 
+def test_tensor_of_another_shape_is_refused(tmp_path):
+    file, name = save(tmp_path) / "model.safetensors", "model.layers.0.mlp.up_proj.weight"
+    tensors = load_file(file)
+    save_file(tensors | {name: tensors[name].T.contiguous()}, file)
+    for by_tensors in (None, True):
+        with pytest.raises(UsageError, match=rf"{name}.*\[32, 48\]|\[32, 48\].*{name}") as refused:
+            load(tmp_path, by_tensors)
+        assert refused.value.code == "BK-MODEL-DAMAGED"
+
+
+def test_additional_tensor_of_a_rare_type_is_ignored(tmp_path):
+    file = save(tmp_path) / "model.safetensors"
+    save_file(load_file(file) | {"scales": torch.zeros(4, dtype=torch.float8_e8m0fnu)}, file)
+    assert not can_load_tensors(str(tmp_path))
+    assert_loads_as_transformers(tmp_path)
+
+
 def test_damaged_index_is_refused(tmp_path):
     (save(tmp_path, shard="20KB") / "model.safetensors.index.json").write_text("{")
     for by_tensors in (None, True):

@@ -264,10 +264,17 @@ def load_policy(
             config=config,
             attn_implementation=PACKED_ATTENTION if is_packed else None,
             output_loading_info=True,
+            ignore_mismatched_sizes=True,  # this function raises a clearer error
             **{"dtype": _frozen_dtype(compute_dtype, device) if frozen else torch.float32, **settings},
         )
     except Exception as error:  # transformers raises arbitrary exceptions for an incomplete model directory
         raise model_load_error(name, error) from error
+    for key, stored, expected in sorted(info["mismatched_keys"]):
+        raise UsageError(
+            f"the model {name!r} is damaged: {key} has shape {list(stored)}; expected {list(expected)}",
+            code="BK-MODEL-DAMAGED",
+            hint="download or copy the model again, with its config.json",
+        )
     if info["missing_keys"]:
         raise UsageError(
             f"the model {name!r} is incomplete: {sorted(info['missing_keys'])[:3]} ... missing",

@@ -292,7 +292,12 @@ class _Reader(dcp.HuggingFaceStorageReader):
 
     def read_metadata(self) -> Metadata:
         if self._metadata is None:
-            self._metadata = super().read_metadata()
+            try:
+                self._metadata = super().read_metadata()
+            except KeyError as error:  # torch's reader does not know all types of safetensors
+                raise CheckpointError(
+                    f"{self.path} has a tensor of the unsupported type {error}", code="BK-CHECKPOINT-DAMAGED"
+                ) from error
         return self._metadata
 
 
