@@ -3,6 +3,7 @@
 import asyncio
 import json
 import socket
+import threading
 
 import pytest
 
@@ -71,6 +72,22 @@ def test_rollouts_run_on_the_object_of_this_process(served):
     assert [outcome.reward for outcome in outcomes] == [5.0] * 4
     assert counting.prompts == [f"say {n}" for n in range(4)]
     asyncio.run(environment.close())
+
+
+def test_all_processes_of_a_run_share_the_event_loop_of_the_object(served):
+    class Threads(Counting):
+        async def rollout(self, task, policy):
+            self.prompts.append(threading.get_ident())
+            return Outcome(reward=1.0)
+
+    threads = Threads()
+    first = served(threads)
+    second = open_environment(CALLER, {}, WorkerSettings(isolation="process", **read_placement(CALLER)))
+    tasks = first.tasks("train")
+    for environment in (first, second):  # the second one runs after the first has closed its connection
+        assert asyncio.run(environment.rollout(tasks[0], Echo())).reward == 1.0
+        asyncio.run(environment.close())
+    assert threads.prompts == [threads.prompts[0]] * 2
 
 
 def test_function_sees_its_columns_and_its_error_has_its_line(served):

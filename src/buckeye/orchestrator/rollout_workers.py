@@ -109,9 +109,9 @@ class RolloutWorkers:
     """Runner of groups in `config.workers` processes. Use it as an async context manager.
 
     `client` supervises the servers, and the workers follow it. Each gets its share of the requests to a
-    server, and of all other limits. A group whose worker ends is retried in another one, `_MAX_LOSSES` times
-    at most. Then its rollouts are errored with the boundary "worker". `version` returns the version of the
-    policy, and `evaluates` True if this process also samples.
+    server, and of all other limits. A group whose worker ends is retried in another one, until
+    `_MAX_LOSSES` have ended. Then its rollouts are errored with the boundary "worker". `version` returns the
+    version of the policy, and `evaluates` True if this process also samples.
     """
 
     def __init__(

@@ -16,7 +16,6 @@ import socket
 import threading
 from collections.abc import Mapping
 from contextlib import suppress
-from functools import partial
 from typing import Any
 
 from buckeye.envs.base import Environment
@@ -33,14 +32,19 @@ _KEY_SECONDS = 10.0
 
 
 class EnvironmentServer:
-    """Serves an environment object to the runs that have its key, until it is closed."""
+    """Serves an environment object to the runs that have its key, until it is closed.
+
+    All methods of the object run in one event loop, for all processes of a run.
+    """
 
     def __init__(self, environment: Environment) -> None:
         self._environment = environment
         self._key = secrets.token_urlsafe(24)
         self._listener = socket.create_server((LOOPBACK, 0))
         worker_main.load_package(str(SHARED_FOLDER))
-        threading.Thread(target=self._accept, name="buckeye-environment", daemon=True).start()
+        self._loop = asyncio.new_event_loop()
+        for work in (self._loop.run_forever, self._accept):
+            threading.Thread(target=work, name="buckeye-environment", daemon=True).start()
 
     def variables(self) -> Mapping[str, str]:
         """Return the environment variables that make a run use this server for its environment CALLER."""
@@ -54,17 +58,22 @@ class EnvironmentServer:
         self._listener.close()
 
     def _accept(self) -> None:
-        while True:
-            try:
+        serving = []
+        with suppress(OSError):  # closed
+            while True:
                 connection, _ = self._listener.accept()
-            except OSError:  # closed
-                return
-            threading.Thread(
-                target=self._serve, args=(connection,), name="buckeye-environment", daemon=True
-            ).start()
+                serving.append(
+                    threading.Thread(
+                        target=self._serve, args=(connection,), name="buckeye-environment", daemon=True
+                    )
+                )
+                serving[-1].start()
+        for thread in serving:
+            thread.join()
+        self._loop.call_soon_threadsafe(self._loop.stop)
 
     def _serve(self, connection: socket.socket) -> None:
-        """Answer the requests of one run, in an event loop of this thread."""
+        """Answer the requests of one process of a run, until it ends."""
         connection.settimeout(_KEY_SECONDS)
         with connection, suppress(OSError, FrameError):
             request = decode(receive_body(connection, _MAX_REQUEST_BYTES))
@@ -72,25 +81,11 @@ class EnvironmentServer:
                 log.warning("Rejected a connection to the environment: the client sent no valid key")
                 return
             connection.settimeout(None)
-            loop = asyncio.new_event_loop()
-            side = worker_main.WorkerSide(
-                connection,
-                loop,
-                adapter=_adapter_of(self._environment),
-                on_lost=partial(_stop, loop),
-            )
-            loop.call_soon(side.start)
-            loop.run_forever()
-            for task in asyncio.all_tasks(loop):
-                task.cancel()
-            loop.call_soon(loop.stop)
-            loop.run_forever()
-            loop.close()
-
-
-def _stop(loop: asyncio.AbstractEventLoop) -> None:
-    with suppress(RuntimeError):  # the loop is closed
-        loop.call_soon_threadsafe(loop.stop)
+            ended, adapter = threading.Event(), _adapter_of(self._environment)
+            side = worker_main.WorkerSide(connection, self._loop, adapter=adapter, on_lost=ended.set)
+            self._loop.call_soon_threadsafe(side.start)
+            ended.wait()
+            self._loop.call_soon_threadsafe(side.stop)
 
 
 def _adapter_of(environment: Environment) -> Any:

@@ -57,13 +57,15 @@ class WorkerSide:
     ) -> None:
         """Serve `adapter`. If it is None, serve the environment that the first request names.
 
-        `on_lost` is called when the connection ends. By default, this process and its children are killed.
+        `on_lost` is called when the connection ends, also after `close`. By default, this process and its
+        children are killed, and after `close` the loop is stopped.
         """
         self._frames = importlib.import_module(f"{PACKAGE}.frames")
         self._outcomes = importlib.import_module(f"{PACKAGE}.outcomes")
         link = importlib.import_module(f"{PACKAGE}.link")
         self._link = link.Link(connection, on_lost or link.kill_process_group)
         self._loop = loop
+        self._on_closed = on_lost or loop.stop
         self._pid = os.getpid()
         self._adapter = adapter
         self._running: dict[int, asyncio.Task[None]] = {}
@@ -77,9 +79,15 @@ class WorkerSide:
         self._pulse()
         self._link.listen(self._receive)
 
+    def stop(self) -> None:
+        """Cancel all requests. Call it in the event loop if other connections use this loop, too."""
+        self._timer.cancel()
+        for task in list(self._running.values()):
+            task.cancel()
+
     def _pulse(self) -> None:
         self._last_pulse = time.monotonic()
-        self._loop.call_later(_LOOP_PULSE, self._pulse)
+        self._timer = self._loop.call_later(_LOOP_PULSE, self._pulse)
 
     def _end_fork(self) -> None:
         """End a forked child of the worker when the child returns to the event loop."""
@@ -210,7 +218,7 @@ class WorkerSide:
             except BaseException as error:
                 _print_traceback(error)
         self.closed = True
-        self._loop.stop()
+        self._on_closed()
 
 
 def _adapters(path: str | None) -> Any:
