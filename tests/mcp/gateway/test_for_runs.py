@@ -45,7 +45,8 @@ def gateway_for(tmp_path, *urls, headers=None):
 
 def test_local_gateway_starts_only_for_local_urls_and_sets_key(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.delenv("BUCKEYE_API_KEY", raising=False)
+    monkeypatch.setenv("BUCKEYE_API_KEY", "")  # so that it is unset again after this test
+    monkeypatch.delenv("BUCKEYE_API_KEY")
     log = tmp_path / "log"
     with local_gateway(gateway_for(tmp_path, "https://mcp.example/mcp"), log, rollouts=8):
         assert "BUCKEYE_API_KEY" not in os.environ
