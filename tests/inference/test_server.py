@@ -307,7 +307,7 @@ def test_pause_resume_and_abort_requests(http, server):
         assert aborted["choices"][0]["finish_reason"] == "abort"
         assert not answers[1].done()
         post(http, "/resume")
-        assert answers[1].result().json()["choices"][0]["finish_reason"] == "length"
+        assert answers[1].result().json()["choices"][0]["finish_reason"] in ("length", "stop")
     assert http.get("/is_paused").json() == {"is_paused": False}
 
 
