@@ -166,7 +166,7 @@ class Orchestrator:
                 first_version=self.start_step,
                 newest_possible=lambda: int(self.state["step"]),
                 due=lambda: self.evaluations.due,
-                on_update=collector.set_version,
+                on_update=partial(self._set_version, collector),
             )
             self.loop_watch.start()
             try:
@@ -249,6 +249,11 @@ class Orchestrator:
             version_in_evaluation=lambda: self.evaluations.version_in_evaluation,
         )
         return collector
+
+    def _set_version(self, collector: GroupCollector, version: int) -> None:
+        collector.set_version(version)
+        if self.workers is not None:
+            self.workers.send_servers()  # at once, so that no worker samples under the old version
 
     def _runner(
         self, seed: int, params: SamplingParams, shaping: RewardShaping | None = None

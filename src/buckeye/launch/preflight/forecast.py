@@ -68,10 +68,7 @@ CPU_COSTS = Costs(
     launches=1e-4,
 )
 _CORE_FLOPS, _WIDE_CORE_FLOPS = 64e9, 128e9  # float32, per second at 2 GHz: with AVX2, with AVX-512
-_CPU_BFLOAT16, _EMULATED_BFLOAT16 = (
-    2.5,
-    0.13,
-)  # with instructions for it, without; relative to float32, fitted
+_CPU_BFLOAT16, _EMULATED_BFLOAT16 = 2.5, 0.13  # speed with and without instructions / float32; fitted
 _CPU_BANDWIDTH = 8e9
 _PUBLISH_SECONDS = 0.03  # for files of any size, measured on a quiet disk
 

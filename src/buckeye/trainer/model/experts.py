@@ -13,10 +13,10 @@ _COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_expe
 _ACTIVE = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k")
 
 
-def active_share(config: PreTrainedConfig, parameter: str) -> float:
-    """Return the share of a parameter that a token is multiplied with. It is below 1 for routed experts."""
+def active_share(config: PreTrainedConfig) -> float:
+    """Return the share of the routed experts that a token uses; 1 without routed experts."""
     experts, active = _setting(config, _COUNTS), _setting(config, _ACTIVE)
-    return active / experts if ".experts." in parameter and 0 < active < experts else 1.0
+    return active / experts if 0 < active < experts else 1.0
 
 
 class ExpertLoads:

@@ -200,9 +200,9 @@ class PolicyNetwork(nn.Module):
     def _multiplied_elements(self) -> list[tuple[bool, int]]:
         """Pairs, one per matrix: True if it is trained, and the number of elements that a token uses."""
         embedding = self.model.get_input_embeddings().weight
-        is_tied = embedding is self.head_weight
+        is_tied, share = embedding is self.head_weight, active_share(self.model.config)
         return [
-            (parameter.requires_grad, round(parameter.numel() * active_share(self.model.config, name)))
+            (parameter.requires_grad, round(parameter.numel() * (share if ".experts." in name else 1)))
             for name, parameter in self.model.named_parameters()
             if parameter.dim() >= 2
             and (is_tied or parameter is not embedding)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -84,9 +85,9 @@ class SeededAdapter(Adapter):
             for seed in self._seeds[split]
         )
 
+    @abstractmethod
     def task_messages(self, seed: int) -> list[Json]:
         """Return the first messages of the task with this seed."""
-        raise NotImplementedError
 
 
 def scored(reward: float, *, components: Mapping[str, float], stop_reason: str) -> Json:
