@@ -6,6 +6,7 @@ import json
 import threading
 
 import pytest
+from tests.waiting import HANG
 from tests.workers.adapters.scripted import Speaker
 from websockets.sync.server import serve as serve_sockets
 
@@ -26,17 +27,23 @@ def failed(code, **more):
 
 
 @contextlib.contextmanager
-def game(answers, schema=TEXT):
-    """Yield the URL of a server with these answers to steps, and a list of requests and of refusals."""
-    asked, slot = [], threading.Lock()
+def game(answers, schema=TEXT, *, has_rivals=False):
+    """Yield the URL of a server with these answers to steps, and a list of requests and of refusals.
+
+    With `has_rivals`, the server answers nothing before it has refused a session.
+    """
+    asked, slot, refused = [], threading.Lock(), threading.Event()
 
     def session(connection):
         if not slot.acquire(blocking=False):
             asked.append("refused")
+            refused.set()
             connection.send(json.dumps(failed("CAPACITY_REACHED")))
             return
         try:
             for text in connection:
+                if has_rivals:
+                    refused.wait(HANG)
                 request = json.loads(text)
                 asked.append((request["type"], request["data"]))
                 start = observed({"seen": "start", "metadata": {"hidden": 1}})
@@ -110,7 +117,7 @@ def test_a_reply_is_json_and_what_is_no_action_is_answered():
 )
 def test_every_exit_ends_the_session(answers, limits, reward, boundary):
     """Run three rollouts on a server of one slot: the later ones wait until it has room."""
-    with game(answers * 3) as (url, asked):
+    with game(answers * 3, has_rivals=True) as (url, asked):
         outcomes, _ = play(url, ["x", "x"], count=3, limits=limits)
     assert [outcome["reward"] for outcome in outcomes] == [reward] * 3
     assert [outcome["error"] and outcome["error"]["boundary"] for outcome in outcomes] == [boundary] * 3
