@@ -72,10 +72,13 @@ class Server:
 
 
 @asynccontextmanager
-async def started_server(backend: str, backlog: int, resets: float) -> AsyncIterator[Server]:
-    """Start the server, and stop it at the end."""
+async def started_server(
+    backend: str, backlog: int, resets: float, *, tokens: int = NEW_TOKENS
+) -> AsyncIterator[Server]:
+    """Start the server, and stop it at the end. Replies of `none` have this number of tokens."""
     if backend == "none":
-        args = (sys.executable, str(Path(__file__).with_name("client_server.py")), str(backlog), str(resets))
+        program = str(Path(__file__).with_name("client_server.py"))
+        args = (sys.executable, program, str(backlog), str(resets), str(tokens), "0.02")
         process = await asyncio.create_subprocess_exec(*args, stdout=subprocess.PIPE)
         assert process.stdout is not None
         port = int(await process.stdout.readline())

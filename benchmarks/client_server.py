@@ -15,10 +15,13 @@ import sys
 
 MODEL = "m"
 TOKENS, SECONDS = (int(sys.argv[3]), float(sys.argv[4])) if len(sys.argv) > 4 else (16, 0.02)
+IDS = [10 + n % 200 for n in range(TOKENS)]
 CHOICE = {
     "index": 0,
-    "token_ids": [*range(TOKENS)],
-    "logprobs": {"content": [{"token": f"token_id:{i}", "logprob": -1.0 - i / 7} for i in range(TOKENS)]},
+    "token_ids": IDS,
+    "logprobs": {
+        "content": [{"token": f"token_id:{token}", "logprob": -1.0 - n / 7} for n, token in enumerate(IDS)]
+    },
     "finish_reason": "length",
     "weight_versions": [{"version": "default", "start": 0, "end": TOKENS}],
 }

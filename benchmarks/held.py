@@ -45,13 +45,21 @@ class HexRenderer:
         text = self.prompt_text(messages)
         return Conversation(ids=self.encode(text), text=text, messages=tuple(messages))
 
-    def extend(self, conversation: Any, sampled: Sequence[int], messages: Any, tools: Any = ()) -> Any:
+    def extend(
+        self,
+        conversation: Any,
+        sampled: Sequence[int],
+        messages: Any,
+        tools: Any = (),
+        *,
+        reply: Any = None,
+    ) -> Any:
         text = self.prompt_text(messages)
         rest = self.encode(text[len(conversation.text) + 4 * len(sampled) :])
         return Conversation(ids=[*conversation.ids, *sampled, *rest], text=text, messages=tuple(messages))
 
-    def parse(self, conversation: Any, sampled: Sequence[int]) -> dict[str, Any]:
-        return {"role": "assistant", "content": self.decode(sampled)}
+    def parse(self, conversation: Any, sampled: Sequence[int], text: str | None = None) -> dict[str, Any]:
+        return {"role": "assistant", "content": self.decode(sampled) if text is None else text}
 
     def encode(self, text: str) -> list[int]:
         return [int(text[i : i + 4], 16) for i in range(0, len(text), 4)]

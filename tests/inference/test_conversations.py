@@ -301,8 +301,9 @@ def test_rewritten_history_starts_a_new_branch(renderers):
         policy = RecordingPolicy(
             sampler=engine, renderer=renderer, params=SamplingParams(max_tokens=100), seq_len=10_000, seed=0
         )
-        await policy.chat([QUESTION])
-        await policy.chat([QUESTION, {"role": "assistant", "content": "The dog."}, QUESTION])
+        reply = await policy.chat([QUESTION])
+        reply.message["content"] = "The dog."  # in place
+        await policy.chat([QUESTION, reply.message, QUESTION])
         await policy.chat([QUESTION])
         return engine, policy
 

@@ -33,14 +33,14 @@ class LetterRenderer:
     def prompt_text(self, messages, tools=()):
         return "".join(f"{m['role'][0]}:{m['content']}$" for m in messages) + "a:"
 
-    def extend(self, conversation, sampled_ids, messages, tools=()):
+    def extend(self, conversation, sampled_ids, messages, tools=(), *, reply=None):
         known = conversation.text + "".join(map(chr, sampled_ids))
         whole = self.render(messages).text
         if self.rewrites_history or not whole.startswith(known):
             return None
         return _conversation(whole, messages, tools)
 
-    def parse(self, conversation, sampled_ids):
+    def parse(self, conversation, sampled_ids, text=None):
         return {"role": "assistant", "content": self.decode(sampled_ids).removesuffix("$")}
 
     def parse_text(self, conversation, text):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 import msgspec
@@ -53,37 +53,67 @@ class Generation:
     finish_reason: FinishReason
 
 
+_SAMPLING_FIELDS = tuple(field.name for field in fields(SamplingParams) if field.name != "top_logprobs")
+
+
 def sampling_fields(params: SamplingParams) -> dict[str, Any]:
     """Return the sampling fields of a request."""
-    fields = asdict(params)
-    del fields["top_logprobs"]
-    return fields
+    return {name: getattr(params, name) for name in _SAMPLING_FIELDS}
 
 
-def parse_generation(choice: dict[str, Any]) -> Generation:
-    """Convert a choice of /v1/completions or /inference/v1/generate to a `Generation`.
+class _Entry(msgspec.Struct, gc=False):
+    logprob: float
 
-    Raise `KeyError`, `TypeError` or `ValueError` if the choice is malformed.
+
+class _Logprobs(msgspec.Struct):
+    content: list[_Entry] = []
+    token_logprobs: list[float] = []
+
+
+class _Span(msgspec.Struct, gc=False):
+    version: str | int
+    start: int
+    end: int
+
+
+class _Choice(msgspec.Struct):
+    token_ids: list[int]
+    logprobs: _Logprobs
+    weight_versions: list[_Span]
+    finish_reason: FinishReason
+    index: int = 0
+
+
+class _Choices(msgspec.Struct):
+    choices: list[_Choice]
+
+
+_DECODER = msgspec.json.Decoder(_Choices)  # reads only these fields of the many that each token has
+
+
+def parse_generations(body: bytes) -> list[Generation]:
+    """Return the generations of a reply of /v1/completions or /inference/v1/generate, in their order.
+
+    Raise `ValueError` or `msgspec.DecodeError` if the reply is malformed.
     """
-    token_ids, logprobs = choice["token_ids"], choice["logprobs"]
-    values = (
-        logprobs["token_logprobs"]
-        if "token_logprobs" in logprobs
-        else [e["logprob"] for e in logprobs["content"]]
-    )
+    choices = _DECODER.decode(body).choices
+    return [_generation(choice) for choice in sorted(choices, key=lambda choice: choice.index)]
+
+
+def _generation(choice: _Choice) -> Generation:
+    token_ids = choice.token_ids
+    values = choice.logprobs.token_logprobs or [entry.logprob for entry in choice.logprobs.content]
     versions: list[int] = []
-    for span in choice["weight_versions"]:
+    for span in choice.weight_versions:
         # vLLM reports its initial weights as version `default`
-        version = 0 if span["version"] == "default" else int(span["version"])
-        versions += [version] * (span["end"] - span["start"])
+        version = 0 if span.version == "default" else int(span.version)
+        versions += [version] * (span.end - span.start)
     if not len(token_ids) == len(values) == len(versions):
         raise ValueError(f"{len(token_ids)} tokens, {len(values)} log-probs, {len(versions)} versions")
     if not all(map(math.isfinite, values)):
         raise ValueError("a log-prob is not a finite number")
-    if choice["finish_reason"] not in ("stop", "length", "abort"):
-        raise ValueError(f"unknown finish reason {choice['finish_reason']!r}")
     return Generation(
-        token_ids=token_ids, logprobs=values, versions=versions, finish_reason=choice["finish_reason"]
+        token_ids=token_ids, logprobs=values, versions=versions, finish_reason=choice.finish_reason
     )
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -30,7 +29,7 @@ from buckeye.inference.render import ChatRenderer
 from buckeye.inference.render.renderer import EMPTY_REPLY_START, ReplyStart, call_start
 from buckeye.inference.types import TokenIds
 from buckeye.monitor.metrics import BusyClock
-from buckeye.orchestrator.training_samples import Column, Prompt, SampleBuilder, Segment
+from buckeye.orchestrator.training_samples import Column, Prompt, SampleBuilder, Segment, copy_json
 
 
 class Sampler(Protocol):
@@ -146,7 +145,7 @@ class RecordingPolicy(RolloutPolicy):
         first prompt does not fit, and `UsageError` if the chat template rejects the messages.
         """
         # a copy, because the environment may change its messages later
-        messages, tools = self._copy_messages(messages), copy.deepcopy(list(tools))
+        messages, tools = self._copy_messages(messages), copy_json(list(tools))
         prompt = self._samples.chat_prompt(messages, tools)
         reply_start = EMPTY_REPLY_START
         if options.must_call:
@@ -154,7 +153,7 @@ class RecordingPolicy(RolloutPolicy):
             reply_start = call_start(self._renderer, prompt.conversation, options.tool)
         reply = await self._sample_reply(prompt, reply_start, options)
         if options.trained:
-            self.messages = messages if reply.no_room else (*messages, copy.deepcopy(reply.message))
+            self.messages = messages if reply.no_room else (*messages, copy_json(reply.message))
         return reply
 
     def _copy_messages(self, messages: Sequence[Message]) -> list[Message]:
@@ -162,7 +161,7 @@ class RecordingPolicy(RolloutPolicy):
         joined = map(join_text_parts, messages)
         known = itertools.chain(self.messages, itertools.repeat(None))
         pairs = zip(joined, known, strict=False)
-        return [old if old == new else copy.deepcopy(new) for new, old in pairs]  # type: ignore[misc]
+        return [old if old == new else copy_json(new) for new, old in pairs]  # type: ignore[misc]
 
     async def complete(self, prompt: str | Sequence[int], *, options: CallOptions = DEFAULT_OPTIONS) -> Reply:
         """Sample the continuation of a text, or of token ids.
@@ -195,11 +194,13 @@ class RecordingPolicy(RolloutPolicy):
             self.was_cut = True
             generation = replace(generation, finish_reason="length")
         generation, cut = self._cut_at_stop(generation, options.stop)
+        text, message = self._read_reply(prompt, reply_start, generation.token_ids, cut)
         if options.trained:  # the ids become a view of those that are kept anyway
-            ids = self._samples.record(prompt, generation, self.turns, reply_start=reply_start.ids)[
-                : len(ids)
-            ]
-        reply = self._build_reply(prompt, reply_start, ids, generation, cut)
+            known = message if cut is None else None  # after a cut, the sampled ids are another message
+            ids = self._samples.record(
+                prompt, generation, self.turns, reply_start=reply_start.ids, message=known
+            )[: len(ids)]
+        reply = _reply(text, message, ids, generation, cut)
         if options.trained:
             self.count(reply)
         return reply
@@ -265,34 +266,40 @@ class RecordingPolicy(RolloutPolicy):
             text="", finish_reason="length", message=message, prompt_tokens=prompt_tokens, no_room=True
         )
 
-    def _build_reply(
-        self, prompt: Prompt, reply_start: ReplyStart, ids: Column, generation: Generation, cut: _Cut | None
-    ) -> Reply:
-        """Return the reply to the prompt with token `ids`; `cut` is set if a stop text ended it."""
-        sampled = generation.token_ids
+    def _read_reply(
+        self, prompt: Prompt, reply_start: ReplyStart, sampled: list[int], cut: _Cut | None
+    ) -> tuple[str, dict[str, Any]]:
+        """Return the text and the message of a reply; `cut` is set if a stop text ended it."""
         text = self._renderer.decode(self._strip_stop_token(sampled)) if cut is None else cut.text
         text = reply_start.text + text
         if prompt.conversation is None:
             message = {"role": "assistant", "content": text}
         elif cut is None:
-            message = self._renderer.parse(prompt.conversation, [*reply_start.ids, *sampled])
+            known = None if reply_start.ids else text
+            message = self._renderer.parse(prompt.conversation, [*reply_start.ids, *sampled], known)
         else:
             message = self._renderer.parse_text(prompt.conversation, text)
         if message["content"] == text:
             message = {**message, "content": text}  # one text in memory instead of two
-        return Reply(
-            text=text,
-            finish_reason="length" if generation.finish_reason == "length" else "stop",
-            message=message,
-            prompt_tokens=len(ids),
-            completion_tokens=len(generation.token_ids),
-            stopped_by=None if cut is None else cut.stop,
-            tokens=ReplyTokens(
-                prompt_ids=ids.data,
-                token_ids=np.array(sampled, np.int32).data,
-                logprobs=np.array(generation.logprobs, np.float32).data,
-            ),
-        )
+        return text, message
 
     def _strip_stop_token(self, ids: list[int]) -> list[int]:
         return ids[:-1] if ids and ids[-1] in self._renderer.stop_token_ids else ids
+
+
+def _reply(
+    text: str, message: Message, prompt_ids: Column, generation: Generation, cut: _Cut | None
+) -> Reply:
+    return Reply(
+        text=text,
+        finish_reason="length" if generation.finish_reason == "length" else "stop",
+        message=message,
+        prompt_tokens=len(prompt_ids),
+        completion_tokens=len(generation.token_ids),
+        stopped_by=None if cut is None else cut.stop,
+        tokens=ReplyTokens(
+            prompt_ids=prompt_ids.data,
+            token_ids=np.array(generation.token_ids, np.int32).data,
+            logprobs=np.array(generation.logprobs, np.float32).data,
+        ),
+    )

@@ -221,7 +221,13 @@ class SimulatedRenderer:
         return Conversation(ids=self.encode(text), text=text, messages=tuple(messages))
 
     def extend(
-        self, conversation: Conversation, sampled: Sequence[int], messages: Any, tools: Any = ()
+        self,
+        conversation: Conversation,
+        sampled: Sequence[int],
+        messages: Any,
+        tools: Any = (),
+        *,
+        reply: Any = None,
     ) -> Conversation:
         ids = [*conversation.ids, *sampled, *self.encode(messages[-1]["content"])]
         return Conversation(ids=ids, text=self.prompt_text(messages), messages=tuple(messages))
@@ -233,8 +239,10 @@ class SimulatedRenderer:
     def decode(self, ids: Sequence[int]) -> str:
         return f"{len(ids)} {ids[0]}" if ids else "0 0"
 
-    def parse(self, conversation: Conversation, sampled: Sequence[int]) -> dict[str, Any]:
-        return {"role": "assistant", "content": self.decode(sampled)}
+    def parse(
+        self, conversation: Conversation, sampled: Sequence[int], text: str | None = None
+    ) -> dict[str, Any]:
+        return {"role": "assistant", "content": self.decode(sampled) if text is None else text}
 
 
 @dataclass(slots=True)

@@ -20,7 +20,7 @@ from buckeye.inference.types import (
     SamplingParams,
     TokenIds,
     error_message,
-    parse_generation,
+    parse_generations,
     sampling_fields,
 )
 from buckeye.monitor.metrics import BusyClock
@@ -283,7 +283,7 @@ class Replica:
         if self.is_vllm:  # vLLM must not reuse the prompts that older weights have computed
             body["cache_salt"] = str(version)
         reply = await self._call_model(route, body)
-        generation = self.parse_reply(route, lambda: parse_generation(reply["choices"][0]))
+        generation = self.parse_reply(route, lambda: parse_generations(reply)[0])
         self._check_versions(generation, version)
         return generation
 
@@ -311,27 +311,27 @@ class Replica:
         reply = await self._call_model(route, body)
 
         def parse() -> list[Generation]:
-            choices = sorted(reply["choices"], key=lambda choice: choice["index"])
-            if len(choices) != len(prompts):
-                raise ValueError(f"{len(choices)} choices for {len(prompts)} prompts")
-            return [parse_generation(choice) for choice in choices]
+            generations = parse_generations(reply)
+            if len(generations) != len(prompts):
+                raise ValueError(f"{len(generations)} choices for {len(prompts)} prompts")
+            return generations
 
         generations = self.parse_reply(route, parse)
         for generation in generations:
             self._check_versions(generation, version)
         return self._count(generations)
 
-    async def _call_model(self, route: str, body: dict[str, Any]) -> Any:
-        """Call a route that samples, with the name of the loaded adapter, or else of the model.
+    async def _call_model(self, route: str, body: dict[str, Any]) -> bytes:
+        """Call a route that samples, with the name of the loaded adapter or else of the model.
 
         Repeat the call if an adapter was loaded meanwhile, because the samples may be from the model without
         the adapter.
         """
         while True:
             adapter = self.adapter
-            reply = await self.call("POST", route, {"model": adapter or self._model, **body})
+            reply = await self.request("POST", route, {"model": adapter or self._model, **body})
             if self.adapter == adapter:
-                return reply
+                return reply.body
 
     def _check_versions(self, generation: Generation, version: int | None) -> None:
         """Raise `ReplicaLostError` if weights older than `version` sampled some tokens.

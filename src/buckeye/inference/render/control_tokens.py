@@ -13,6 +13,7 @@ from typing import Any
 
 from buckeye.base.storage import utf8
 from buckeye.envs.base import Message
+from buckeye.inference.render.tokenizer import rust_tokenizer
 
 ESCAPE_MARK = "\ufdd0"
 """Unicode noncharacter, which does not occur in text."""
@@ -31,6 +32,7 @@ class ControlTokenEscaper:
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
+        self._rust = rust_tokenizer(tokenizer)
         tokens = [token for token in tokenizer.added_tokens_decoder.values() if len(token.content) > 1]
         template = str(tokenizer.chat_template)
         names = {t.content for t in tokens if t.special or _is_control_token(t.content, template)}
@@ -49,26 +51,28 @@ class ControlTokenEscaper:
         """Return the token ids of a text that may contain marks. No special tokens are added."""
         text = utf8(text).decode()
         if ESCAPE_MARK not in text:
-            return self._tokenizer.encode(text, add_special_tokens=False)
+            return self._encode_piece(text)
         ids: list[int] = []
         for piece in filter(None, text.split(ESCAPE_MARK)):
-            ids += (
-                self._encode_continuation(piece)
-                if ids
-                else self._tokenizer.encode(piece, add_special_tokens=False)
-            )
+            ids += self._encode_continuation(piece) if ids else self._encode_piece(piece)
         return ids
+
+    def _encode_piece(self, text: str) -> list[int]:
+        rust = self._rust
+        if rust is None or rust.truncation or rust.padding or rust.encode_special_tokens:
+            return self._tokenizer.encode(text, add_special_tokens=False)
+        return rust.encode(text, add_special_tokens=False).ids
 
     def _encode_continuation(self, piece: str) -> list[int]:
         """Return the token ids of text in the middle of a text.
 
         Some tokenizers add a space before the first word. The ids do not contain this space.
         """
-        before = self._tokenizer.encode(_ANCHOR, add_special_tokens=False)
-        after = self._tokenizer.encode(_ANCHOR + piece, add_special_tokens=False)
+        before = self._encode_piece(_ANCHOR)
+        after = self._encode_piece(_ANCHOR + piece)
         if after[: len(before)] == before:
             return after[len(before) :]
-        return self._tokenizer.encode(piece, add_special_tokens=False)
+        return self._encode_piece(piece)
 
 
 def _is_control_token(token: str, template: str) -> bool:

@@ -29,7 +29,7 @@ from buckeye.inference.render.parse_reply import (
     to_openai_message,
 )
 from buckeye.inference.render.template import ChatTemplate, starts_reasoning
-from buckeye.inference.render.tokenizer import load_tokenizer
+from buckeye.inference.render.tokenizer import load_tokenizer, rust_tokenizer
 from buckeye.inference.types import TokenIds
 
 log = logging.getLogger(__name__)
@@ -58,6 +58,7 @@ class ChatRenderer:
     def __init__(self, model_path: str | Path) -> None:
         self.model_path = str(model_path)
         self.tokenizer = load_tokenizer(self.model_path)
+        self._rust = rust_tokenizer(self.tokenizer)
         self.template = ChatTemplate(self.tokenizer, self.model_path)
         if self.template.missing_header:
             log.warning(
@@ -97,12 +98,15 @@ class ChatRenderer:
         sampled_ids: Sequence[int],
         messages: Sequence[Message],
         tools: Sequence[Tool] = (),
+        *,
+        reply: Message | None = None,
     ) -> Conversation | None:
         """Return the prompt of the next turn, without tokenizing earlier turns again.
 
         The ids are those of `conversation`, the sampled ids, and the ids of the text after the reply.
         `messages` must be the messages of `conversation`, the sampled reply, and later messages. In the JSON
-        of a call, spaces and the order of keys may differ.
+        of a call, spaces and the order of keys may differ. `reply` is the message of the sampled ids, if it
+        is known.
 
         Return None if the text of the template for `messages` does not continue the earlier prompt and reply.
         For example, Qwen3's template drops the reasoning of earlier turns.
@@ -111,7 +115,7 @@ class ChatRenderer:
         position = len(conversation.messages)
         if not text.startswith(conversation.text) or len(messages) <= position:
             return None
-        reply = self.parse(conversation, sampled_ids)
+        reply = self.parse(conversation, sampled_ids) if reply is None else reply
         if messages[position] != reply:
             as_sampled = [*messages[:position], reply, *messages[position + 1 :]]
             if self.template.text(as_sampled, tools, prompt=True) != text:
@@ -130,8 +134,10 @@ class ChatRenderer:
         ids = [*conversation.ids, *sampled_ids, *self.encode(rest if stop is not None else end + rest)]
         return Conversation(ids=ids, text=text, messages=tuple(messages), tools=tuple(tools))
 
-    def parse(self, conversation: Conversation, sampled_ids: Sequence[int]) -> dict[str, Any]:
-        """Return the sampled reply as an assistant message.
+    def parse(
+        self, conversation: Conversation, sampled_ids: Sequence[int], text: str | None = None
+    ) -> dict[str, Any]:
+        """Return the sampled reply as an assistant message. `text` is the text of the ids, if it is known.
 
         The message has `content`. It has `reasoning_content` if the template supports reasoning, and
         `tool_calls` if the conversation has tools and the model called one.
@@ -142,7 +148,9 @@ class ChatRenderer:
         if self.family is not None:
             parsed = self.family.parse(sampled_ids, list(map(int, conversation.ids)), conversation.tools)
         if parsed is None:
-            parsed = self._parse_text(conversation, self.decode(self._without_stop(sampled_ids)))
+            if text is None:
+                text = self.decode(self._without_stop(sampled_ids))
+            parsed = self._parse_text(conversation, text)
         return to_openai_message(parsed, first_call=count_calls(conversation.messages))
 
     def parse_text(self, conversation: Conversation, text: str) -> dict[str, Any]:
@@ -170,14 +178,17 @@ class ChatRenderer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of token ids, special tokens included. Invalid UTF-8 becomes U+FFFD."""
-        return self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        if self._rust is None:
+            return self.tokenizer.decode(
+                list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
+            )
+        return str(self._rust.decode(list(ids), skip_special_tokens=False))
 
     def decode_in_thread(self, ids: Sequence[int]) -> str:
         """Return the text of token ids as `decode` does. Other threads run during a long decode."""
-        backend = getattr(self.tokenizer, "backend_tokenizer", None)
-        if backend is None:  # a tokenizer in Python
+        if self._rust is None:
             return self.decode(ids)
-        (text,) = backend.decode_batch([list(ids)], skip_special_tokens=False)
+        (text,) = self._rust.decode_batch([list(ids)], skip_special_tokens=False)
         return str(text)
 
     def _parse_text(self, conversation: Conversation, text: str) -> ParsedMessage:

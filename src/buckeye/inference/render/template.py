@@ -202,7 +202,7 @@ class ChatTemplate:
                 tools=offered,
                 documents=None,
                 add_generation_prompt=prompt,
-                date_string=template_sandbox.TEMPLATE_DATE.strftime("%d %b %Y"),
+                date_string=template_sandbox.DATE_STRING,
                 **self._tokenizer.special_tokens_map,
             )
         except Exception as error:  # a template is a program, which may fail in any way

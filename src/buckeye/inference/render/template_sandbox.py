@@ -31,6 +31,7 @@ TEMPLATE_DATE = datetime(2024, 7, 26)
 """Date that templates get, which is the default of Llama's templates. The date is fixed, because prompts of a
 run must not change at midnight or after a resume.
 """
+DATE_STRING = TEMPLATE_DATE.strftime("%d %b %Y")
 _MAX_SOURCE = 2**20
 _DIGITS = re.compile(r"\d+")
 _NESTED = re.compile(r"\{[^{}]*\{")

@@ -45,6 +45,22 @@ def load_tokenizer(model_path: str) -> Any:
         ) from error
 
 
+def rust_tokenizer(tokenizer: Any) -> Any:
+    """Return the Rust tokenizer whose encoding and decoding `tokenizer` uses unchanged, or None.
+
+    transformers checks the type of every token id, which takes longer than the decoding.
+    """
+    changed = {
+        name
+        for one in type(tokenizer).__mro__
+        if one.__name__ not in ("TokenizersBackend", "PreTrainedTokenizerBase")
+        for name in vars(one)
+    }
+    if changed & {"encode", "_encode_plus", "decode", "_decode"} or tokenizer.split_special_tokens:
+        return None
+    return getattr(tokenizer, "backend_tokenizer", None)
+
+
 def _tokenizer_class(directory: Path) -> Any:
     name = None if "torch" in sys.modules else _known_class(directory)
     if name == _GENERIC:
