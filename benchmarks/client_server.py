@@ -16,11 +16,15 @@ import sys
 MODEL = "m"
 TOKENS, SECONDS = (int(sys.argv[3]), float(sys.argv[4])) if len(sys.argv) > 4 else (16, 0.02)
 IDS = [10 + n % 200 for n in range(TOKENS)]
+LOGPROBS = [-1.0 - n / 7 for n in range(TOKENS)]
 CHOICE = {
     "index": 0,
     "token_ids": IDS,
     "logprobs": {
-        "content": [{"token": f"token_id:{token}", "logprob": -1.0 - n / 7} for n, token in enumerate(IDS)]
+        "content": [
+            {"token": f"token_id:{token}", "logprob": value}
+            for token, value in zip(IDS, LOGPROBS, strict=True)
+        ]
     },
     "finish_reason": "length",
     "weight_versions": [{"version": "default", "start": 0, "end": TOKENS}],
@@ -30,6 +34,7 @@ REPLIES = {
     "/v1/models": {"data": [{"id": MODEL, "owned_by": "buckeye"}]},
     "/collective_rpc": {"results": [{"process": "1", "max_num_seqs": 128 if SECONDS < 1 else 8192}]},
     "/inference/v1/generate": {"choices": [CHOICE]},
+    "/v1/completions": {"choices": [CHOICE | {"logprobs": {"token_logprobs": LOGPROBS}}]},
 }
 CONTENTS = {route.encode(): json.dumps(reply).encode() for route, reply in REPLIES.items()}
 
@@ -47,19 +52,20 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._received += data
-        head, found, body = self._received.partition(b"\r\n\r\n")
-        length = head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0]
+        given, found, body = self._received.partition(b"\r\n\r\n")
+        length = given.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0]
         if not found or len(body) < int(length or 0):
             return
         self._received.clear()
         if self._resets:
             self._transport.abort()
             return
-        route = bytes(head.split()[1])
+        route = bytes(given.split()[1])
         content = CONTENTS[route]
-        reply = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(content), content)
+        head = f"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {len(content)}\r\n\r\n"
+        reply = head.encode() + content
         asyncio.get_running_loop().call_later(
-            SECONDS if b"generate" in route else 0.02, self._transport.write, reply
+            SECONDS if b"choices" in content[:20] else 0.02, self._transport.write, reply
         )
 
 

@@ -1,4 +1,4 @@
-"""Measure what a rollout costs the orchestrator, from its task to the written batch.
+"""Measure the cost of a rollout in the orchestrator, from its task to the written batch.
 
     python benchmarks/orchestrator.py [--rollouts 10 1000 10000] [--profile FILE]
 
@@ -70,7 +70,7 @@ class TwoTurns:
 
 
 class Writing:
-    """What the orchestrator does with collected groups: metrics, advantages, and the files of a batch."""
+    """Steps from collected groups to files: metrics, advantages, rollouts and the batch."""
 
     def __init__(self, folder: Path, config: OrchestratorConfig, renderer: ChatRenderer) -> None:
         self._folder, self.config, self._renderer = folder, config, renderer

@@ -114,6 +114,26 @@ def test_figures_by_hand(environment, tmp_path):
     assert "the-secret-key" not in everything + done.stdout + done.stderr
 
 
+def test_words_and_endpoints_of_verifiers_are_known(environment, tmp_path):
+    (tmp_path / "configs").mkdir()
+    table = tmp_path / "configs" / "endpoints.toml"
+    argv = ["eval", environment, "-m", "small", "--num-examples", "2", "--rollouts-per-example", "3"]
+    argv += ["-c", "1", "-t", "9", "-T", "0.5", "-a", "{}", "-o", "results", "--json"]
+    with chat_server(lambda body, _: "1") as (url, requests):
+        entry = f'endpoint_id = "small"\nmodel = "served"\nurl = "{url}"\nkey = "MY_KEY"\n'
+        table.write_text(f'[[endpoint]]\nendpoint_id = "other"\n\n[[endpoint]]\n{entry}')
+        done = run_here(*argv, cwd=tmp_path, env={**os.environ, "MY_KEY": "the-key"})
+    assert done.returncode == 0, done.stderr
+    assert (json.loads(done.stdout)["tasks"], len(requests)) == (2, 6)
+    headers, body = requests[0]
+    assert headers["Authorization"] == "Bearer the-key"
+    assert (body["model"], body["max_tokens"], body["temperature"]) == ("served", 9, 0.5)
+    assert (tmp_path / "results" / "rollouts.jsonl").exists()
+    table.write_text('[[endpoint]]\nendpoint_id = "small"\nmodel = "served"\n')
+    done = run_here(*argv, cwd=tmp_path)
+    assert (done.returncode, "BK-CLI-ARGUMENT" in done.stderr) == (2, True)
+
+
 @pytest.mark.parametrize(("flags", "names"), [((), {"c", "d"}), (("--split", "train"), {"a", "b"})])
 def test_dataset_with_a_reward_is_evaluated_on_its_test_split(tmp_path, flags, names):
     for split, letters in {"train": "ab", "test": "cd"}.items():

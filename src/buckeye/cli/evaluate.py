@@ -20,6 +20,7 @@ from buckeye.cli.env_options import (
     column_arguments,
     environment_config,
 )
+from buckeye.config.config_files import read_file
 from buckeye.errors import UsageError
 from buckeye.evaluation.environment_args import (
     ApiKeyVarOption,
@@ -31,14 +32,34 @@ from buckeye.evaluation.environment_args import (
 
 ModelOption = Annotated[
     str,
-    typer.Option(help="Directory, run (name or id) or hub name; with --base-url: its name on the server."),
+    typer.Option(
+        "--model",
+        "-m",
+        help="Directory, run (name or id) or hub name; with --base-url: its name on the server; or the "
+        "`endpoint_id` of an entry in configs/endpoints.toml.",
+    ),
 ]
 ExamplesOption = Annotated[
-    int | None, typer.Option("--examples", "-n", min=1, help="Number of tasks. Default: all.")
+    int | None,
+    typer.Option("--examples", "-n", "--num-examples", min=1, help="Number of tasks. Default: all."),
+]
+RolloutsOption = Annotated[
+    int,
+    typer.Option(
+        "--rollouts",
+        "-r",
+        "--num-rollouts",
+        "--rollouts-per-example",
+        min=1,
+        help="Rollouts per task.",
+    ),
 ]
 OutputDirOption = Annotated[
-    Path | None, typer.Option(help="Folder of the results. Default: outputs/evals/ENV-MODEL.")
+    Path | None,
+    typer.Option("--output-dir", "-o", help="Folder of the results. Default: outputs/evals/ENV-MODEL."),
 ]
+_ENDPOINTS = Path("configs/endpoints.toml")
+"""Table of models and their servers, as `vf-eval` reads it."""
 
 
 def evaluate(
@@ -58,12 +79,18 @@ def evaluate(
         typer.Option(help="Split of tasks. Default: eval, else train; with --reward: test, else all rows."),
     ] = None,
     examples: ExamplesOption = None,
-    rollouts: Annotated[int, typer.Option("--rollouts", "-r", min=1, help="Rollouts per task.")] = 1,
-    temperature: Annotated[float | None, typer.Option(min=0.0, help="Temperature; 0: greedy.")] = None,
+    rollouts: RolloutsOption = 1,
+    temperature: Annotated[
+        float | None, typer.Option("--temperature", "-T", min=0.0, help="Temperature; 0: greedy.")
+    ] = None,
     top_p: Annotated[float | None, typer.Option(min=0.0, max=1.0, help="Nucleus sampling threshold.")] = None,
-    max_tokens: Annotated[int | None, typer.Option(min=1, help="Maximum tokens of a reply.")] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option("--max-tokens", "-t", min=1, help="Maximum tokens of a reply.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Sampling seed, for a local model.")] = 0,
-    max_concurrent: Annotated[int, typer.Option(min=1, help="Maximum number of parallel rollouts.")] = 16,
+    max_concurrent: Annotated[
+        int, typer.Option("--max-concurrent", "-c", min=1, help="Maximum number of parallel rollouts.")
+    ] = 16,
     timeout: Annotated[float, typer.Option(min=0.1, help="Timeout of a rollout, in seconds.")] = 600.0,
     retries: Annotated[int, typer.Option(min=0, help="Retries of a failed rollout.")] = 1,
     pass_reward: Annotated[float, typer.Option(help="Minimum reward that counts as a pass.")] = 1.0,
@@ -80,6 +107,8 @@ def evaluate(
     from buckeye.evaluation.chat_policy import ChatSampling
     from buckeye.evaluation.run_eval import EvalRequest, run_eval
 
+    if base_url is None and (endpoint := _endpoint(model)) is not None:
+        model, base_url, api_key_var = endpoint["model"], endpoint["url"], endpoint.get("key", api_key_var)
     model = _find_model(model, base_url)
     given = environment_args(arg, args) | column_arguments(reward, prompt_column, answer_column)
     if reward:
@@ -132,6 +161,24 @@ def _find_model(model: str | None, base_url: str | None) -> str:
         hint = "Write it as http://HOST:PORT/v1"
         raise UsageError(f"--base-url: {base_url!r} is not a URL", code="BK-CLI-ARGUMENT", hint=hint)
     return resolve_run(model) if base_url is None else model
+
+
+def _endpoint(name: str) -> dict[str, str] | None:
+    """Return the texts of the entry of `_ENDPOINTS` with this `endpoint_id`, or None."""
+    if not name or not _ENDPOINTS.is_file():
+        return None
+    entries = read_file(str(_ENDPOINTS)).values.get("endpoint")
+    tables = [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
+    found = next((entry for entry in tables if entry.get("endpoint_id") == name), None)
+    if found is None:
+        return None
+    if not all(isinstance(found.get(key), str) for key in ("model", "url")):
+        raise UsageError(
+            f"{_ENDPOINTS}: the endpoint {name} needs the texts `model` and `url`",
+            code="BK-CLI-ARGUMENT",
+            hint='write for example url = "http://host:port/v1"',
+        )
+    return {key: value for key, value in found.items() if isinstance(value, str)}
 
 
 def _slug(text: str) -> str:

@@ -59,8 +59,9 @@ def _argument_text(param: Any) -> str:
 
 
 def _option_text(param: Any, ctx: Any) -> str:
+    """Return the option as help shows it, without further long names: words of other tools."""
     short = [name for name in param.opts if not name.startswith("--")]
-    names = ", ".join([*short, *(name for name in param.opts if name not in short)])
+    names = ", ".join([*short, *[name for name in param.opts if name not in short][:1]])
     if param.is_flag:
         return " / ".join([names, *param.secondary_opts])
     kind = param.display_type(ctx).strip("<>").removesuffix(" range")

@@ -18,11 +18,23 @@ ArgOption = Annotated[
         "--arg", metavar="NAME=VALUE", help="Environment argument; VALUE is JSON, a list a,b,c, or text."
     ),
 ]
-ArgsOption = Annotated[str | None, typer.Option(metavar="JSON", help="Environment arguments as JSON.")]
-BaseUrlOption = Annotated[
-    str | None, typer.Option(metavar="URL", help="OpenAI-compatible server, such as http://host:port/v1.")
+ArgsOption = Annotated[
+    str | None,
+    typer.Option("--args", "-a", "--env-args", metavar="JSON", help="Environment arguments as JSON."),
 ]
-ApiKeyVarOption = Annotated[str, typer.Option(metavar="NAME", help="Variable with the key of the server.")]
+BaseUrlOption = Annotated[
+    str | None,
+    typer.Option(
+        "--base-url",
+        "-b",
+        "--api-base-url",
+        metavar="URL",
+        help="OpenAI-compatible server, such as http://host:port/v1.",
+    ),
+]
+ApiKeyVarOption = Annotated[
+    str, typer.Option("--api-key-var", "-k", metavar="NAME", help="Variable with the key of the server.")
+]
 
 
 def environment_args(pairs: Sequence[str] | None, text: str | None) -> dict[str, Any]:
