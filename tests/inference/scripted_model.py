@@ -16,6 +16,33 @@ FIND = {
         "parameters": {"type": "object", "properties": {"word": {"type": "string"}}, "required": ["word"]},
     },
 }
+_ARGUMENTS = {
+    "json": ' {"word": "dog"}}',
+    "named": '{"word": "dog"}',
+    "python": "word='dog')]",
+    "xml": "\n<parameter=word>\ndog\n</parameter>\n</function>",
+}
+_ODD = {
+    "json": '{"arguments":{"word":"dog"},  "name":"find"}',
+    "named": 'find[CALL_ID]123456789[ARGS] {"word":"dog"}',
+    "python": '[ find( word = "dog", )]',
+    "xml": "<function=find><parameter=word>dog</parameter></function>",
+}
+
+
+def call_of(renderer, *, odd=False):
+    """Return the text of a call of FIND as the template of a model writes it, or with other spaces."""
+    call_format = renderer.template.call_format
+    form, opened, close = call_format.form, call_format.open, call_format.close
+    if odd:
+        return _ODD[form] if opened in ("", "<function=") else opened + _ODD[form] + close
+    text = call_format.start("find") + _ARGUMENTS[form]
+    if call_format.lead.removeprefix(opened).lstrip().startswith("[") and form == "json":
+        text += "]"
+    line_break = "\n" if call_format.lead.startswith(f"{opened}\n") else ""
+    return text if opened in ("", "<function=") else text + line_break + close
+
+
 CALL = '<tool_call>\n{"name": "find", "arguments": {"word": "dog"}}\n</tool_call>'
 NO_THOUGHT = "<think>\n\n</think>\n\n"
 """Empty reasoning block, which Qwen3 always writes. vLLM takes a reply without it for reasoning."""

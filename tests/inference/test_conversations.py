@@ -14,18 +14,10 @@ from tests.waiting import HANG
 
 from .chat_families import FAMILIES, save_family
 from .conftest import LOGPROB_ERROR
-from .scripted_model import FIND
+from .scripted_model import CALL, FIND, call_of
 
 QUESTION = {"role": "user", "content": "Which animal jumps?"}
 SYSTEM = {"role": "system", "content": "Be brief."}
-CALL = {
-    "tagged": '<tool_call>\n{"name": "find", "arguments": {"word": "dog"}}\n</tool_call>',
-    "json": '{"name": "find", "parameters": {"word": "dog"}}',
-}
-ODDLY_SPACED = {
-    "tagged": '<tool_call>{"arguments":{"word":"dog"},  "name":"find"}</tool_call>',
-    "json": '{ "parameters":{"word" : "dog"},"name":"find"}',
-}
 RESULT = {"role": "tool", "tool_call_id": "call00000", "name": "find", "content": "an animal"}
 MALFORMED = "<tool_call>\n{'name': find}\n</tool_call>"
 
@@ -33,10 +25,6 @@ MALFORMED = "<tool_call>\n{'name': find}\n</tool_call>"
 @pytest.fixture(scope="session")
 def renderers(tmp_path_factory):
     return {name: ChatRenderer(save_family(name, tmp_path_factory.mktemp(name))) for name in FAMILIES}
-
-
-def call_of(renderer):
-    return CALL[renderer.template.call_format]
 
 
 def reply(renderer, text, *, tools=(FIND,), messages=(QUESTION,), ended=True):
@@ -62,7 +50,7 @@ def test_fine_tune_with_another_template_has_no_family(tmp_path):
     template = "{{ 'Hello! ' }}" + (save_family("qwen3", tmp_path) / "chat_template.jinja").read_text()
     renderer = ChatRenderer(save_family("qwen3", tmp_path, template))
     assert renderer.family is None
-    assert calls(reply(renderer, CALL["tagged"])) == [("find", '{"word": "dog"}')]
+    assert calls(reply(renderer, CALL)) == [("find", '{"word": "dog"}')]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -76,9 +64,12 @@ def test_a_call_is_read(renderers, family):
     assert json.loads(call["function"]["arguments"]) == {"word": "dog"}
 
 
-@pytest.mark.parametrize("family", ["qwen2.5", "qwen3", "smollm2", "default"])
+@pytest.mark.parametrize(
+    "family", ["qwen2.5", "qwen3", "smollm2", "default", "coder", "lfm2", "mistral", "ministral"]
+)
 def test_text_around_calls_is_content(renderers, family):
-    message = reply(renderers[family], f"I look.\n{CALL['tagged']}\n{ODDLY_SPACED['tagged']}")
+    renderer = renderers[family]
+    message = reply(renderer, f"I look.\n{call_of(renderer)}\n{call_of(renderer, odd=True)}")
     assert message["content"].strip() == "I look."
     assert [(name, json.loads(arguments)) for name, arguments in calls(message)] == [
         ("find", {"word": "dog"})
@@ -95,6 +86,59 @@ def test_unreadable_call_is_data(renderers, family, written):
     for text, ended in ((f"{written}\n</tool_call>", True), (written, False)):  # complete, and cut off
         (call,) = calls(reply(renderers[family], f"<tool_call>\n{text}", ended=ended))
         assert call == ("", written)
+
+
+_MIX = {
+    "type": "function",
+    "function": {
+        "name": "mix",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "count": {"type": "integer"},
+                "fast": {"type": "boolean"},
+                "parts": {"type": "array"},
+                "note": {"type": "string"},
+            },
+        },
+    },
+}
+_VALUES = {"count": 3, "fast": True, "parts": ["a", 1], "note": "3\n4"}
+_XML = (
+    "<function=mix><parameter=count>3</parameter><parameter=fast>\nTrue\n</parameter>"
+    '<parameter=parts>["a", 1]</parameter><parameter=note>\n3\n4\n</parameter></function>'
+)
+_CALL_OF_PYTHON = "mix(count=3, fast=True, parts=['a', 1], note='3\\n4')"
+
+
+@pytest.mark.parametrize(
+    ("family", "text", "expected"),
+    [
+        ("coder", f"<tool_call>{_XML}</tool_call>", [("mix", _VALUES)]),
+        ("coder", f"<tool_call>{_XML}{_XML}", [("mix", _VALUES)] * 2),
+        ("coder", '<tool_call>{"name": "find", "arguments": {}}</tool_call>', None),
+        ("coder", _XML, []),
+        ("pythonic", f"[{_CALL_OF_PYTHON}, find(word='dog')]", [("mix", _VALUES), ("find", {"word": "dog"})]),
+        ("pythonic", f"I call [{_CALL_OF_PYTHON}]", []),
+        ("pythonic", f"[{_CALL_OF_PYTHON}] is it.", []),
+        ("pythonic", "[find('dog')]", []),
+        ("pythonic", "[find(word=open('x'))]", []),
+        ("lfm2", "<|tool_call_start|>[find(word=open('x'))]<|tool_call_end|>", None),
+        ("mistral", '[TOOL_CALLS][{"name": "find", "arguments": {}}, 3]', None),
+        ("mistral", '[{"name": "find", "arguments": {}}]', []),
+        ("ministral", "[TOOL_CALLS]find[ARGS]dog", None),
+        ("llama3", "[find(word='dog')]", []),
+        ("qwen2.5", _XML, []),
+    ],
+)
+def test_calls_are_read_only_in_the_form_of_the_template(renderers, family, text, expected):
+    """None: one call that cannot be read, with its text."""
+    found = calls(reply(renderers[family], text, tools=(FIND, _MIX)))
+    if expected is None:
+        assert [name for name, _ in found] == [""]
+        assert found[0][1] in text
+    else:
+        assert [(name, json.loads(arguments)) for name, arguments in found] == expected
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -139,7 +183,7 @@ def test_reasoning_opened_by_the_template_is_parsed(tmp_path):
 @pytest.mark.parametrize("family", ["smollm2", "default"])
 def test_tools_are_plain_messages_if_the_template_has_none(renderers, family, wording):
     renderer = renderers[family]
-    called = reply(renderer, CALL["tagged"])
+    called = reply(renderer, CALL)
     text = renderer.render([SYSTEM, QUESTION, called, RESULT, RESULT], [FIND]).text
     system, rest = text.split("<|im_end|>\n<|im_start|>user\nWhich animal jumps?")
     assert system.startswith("<|im_start|>system\nBe brief.\n\n")
@@ -219,7 +263,6 @@ words = st.text(alphabet="abc dog{}\":,'\n<>/ŋš", max_size=12)
 def sampled_answers(draw, renderer, kinds):
     """Draw the token ids of a reply, not necessarily those of the tokenizer, and its finish reason."""
     kind = draw(st.sampled_from(kinds))
-    call_format = renderer.template.call_format
     if kind == "tokens":
         ordinary = [
             i for i in range(len(renderer.tokenizer)) if i not in renderer.tokenizer.added_tokens_decoder
@@ -235,8 +278,8 @@ def sampled_answers(draw, renderer, kinds):
     else:
         thought = f"<think>\n{draw(words)}x\n</think>\n\n" if kind.startswith("thought") else ""
         body = {
-            "call": CALL[call_format],
-            "odd": ODDLY_SPACED[call_format],
+            "call": call_of(renderer),
+            "odd": call_of(renderer, odd=True),
             "malformed": MALFORMED,
             "text": draw(words),
         }[kind.removeprefix("thought ")]
@@ -317,7 +360,7 @@ def test_equivalent_json_of_a_call_is_not_a_rewrite(renderers):
     """An environment may parse the arguments or rebuild the message without changing its content."""
     for renderer in renderers.values():
         conversation = renderer.render([QUESTION], [FIND])
-        ((sampled, _),) = replies_of(renderer, ODDLY_SPACED[renderer.template.call_format])
+        ((sampled, _),) = replies_of(renderer, call_of(renderer, odd=True))
         message = renderer.parse(conversation, sampled)
         function = message["tool_calls"][0]["function"]
         message["tool_calls"][0]["function"] = {**function, "arguments": json.loads(function["arguments"])}

@@ -22,8 +22,8 @@ from buckeye.inference.server.server import _load_renderer
 from buckeye.orchestrator.policy import RecordingPolicy
 from buckeye.trainer.data.chat_data import ChatFile, ChatFormat
 
-from .scripted_model import FIND
-from .test_conversations import CALL, MALFORMED, ODDLY_SPACED, ScriptedEngine, check_tokens
+from .scripted_model import FIND, call_of
+from .test_conversations import MALFORMED, ScriptedEngine, check_tokens
 
 PACKAGES = ("trl==1.16.0", "axolotl==0.19.0")  # with 100 templates of models
 FORMS = {
@@ -87,8 +87,9 @@ texts = st.sampled_from(["", " ", "\n", "fox", "ŋš čhaŋ", "a\nb ", "😀", "
 @st.composite
 def replies(draw, renderer):
     """Draw the ids of a reply, tokenized as no tokenizer would, and its finish reason."""
-    form = renderer.template.call_format
-    body = draw(st.sampled_from([CALL[form], ODDLY_SPACED[form], MALFORMED, None])) or draw(texts)
+    body = draw(st.sampled_from([call_of(renderer), call_of(renderer, odd=True), MALFORMED, None])) or draw(
+        texts
+    )
     text = draw(st.sampled_from(["", "<think>\nso</think>\n\n", "so</think>", "<think>half"])) + body
     stops = renderer.stop_token_ids
     ids = [i for letter in text for i in renderer.encode(letter)] + draw(
@@ -191,7 +192,7 @@ def test_result_of_a_call_with_its_own_end_is_kept(formats, name):
     result = {"role": "tool", "tool_call_id": "c1", "name": "find", "content": "an animal"}
     question = {"role": "user", "content": "dog?"}
     conversation = renderer.render([question], [FIND])
-    sampled = [*renderer.encode(CALL["tagged"]), renderer.template.end_of_turn[1]]
+    sampled = [*renderer.encode(call_of(renderer)), renderer.template.end_of_turn[1]]
     extended = renderer.extend(conversation, sampled, [question, reply, result], [FIND])
     assert extended is None or "an animal" in renderer.decode(extended.ids)
 

@@ -48,7 +48,7 @@ from buckeye.inference.engine.adapters import AdaptedCheckpoint
 from buckeye.inference.engine.architecture import read_spec, tensor_shapes
 from buckeye.inference.engine.weights import Checkpoint, DecoderWeights, auto_dtype
 from buckeye.inference.render import ChatRenderer
-from buckeye.inference.render.parse_reply import parse_bare_call, parse_tagged_calls
+from buckeye.inference.render.call_format import CallFormat
 from buckeye.launch.preflight.devices import GpuSpec
 from buckeye.launch.preflight.model_checks import check_template
 from buckeye.launch.preflight.model_files import check_model_files, check_tokenizer_files, missing_files
@@ -443,7 +443,9 @@ def _loss(folder):
 
 def _replies(path):
     text = _text(path)
-    parse_tagged_calls(text), parse_bare_call(text)
+    for form in ("json", "xml", "python", "named"):
+        for marker in ("", "<tool_call>"):
+            CallFormat(form=form, open=marker, close="", lead="", rest="").parse(text, [])
     call = {"id": "a", "function": {"name": "move", "arguments": text}}
     reply = {"role": "assistant", "content": text, "tool_calls": [call]}
     parser.parse_tool_calls(reply, ParserConfig(format="tools"), ["move"])

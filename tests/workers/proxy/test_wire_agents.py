@@ -5,6 +5,7 @@ import functools
 
 import pytest
 from tests.inference.chat_families import FAMILIES, save_family
+from tests.inference.scripted_model import call_of
 
 from buckeye.inference.render import ChatRenderer
 from buckeye.workers.proxy import serve
@@ -27,10 +28,6 @@ WAYS = [
     ("messages", {}),
     ("messages", {"stream": True}),
 ]
-CALLS = {
-    "tagged": '<tool_call>{"arguments":{"word": "dog"},  "name":"find"}</tool_call>',
-    "json": '{"name": "find", "parameters": {"word":"dog"}}',
-}
 
 
 @pytest.fixture(scope="session")
@@ -45,7 +42,7 @@ OTHERS = (pytest.param(one, marks=pytest.mark.slow) for one in sorted(FAMILIES) 
 @pytest.mark.parametrize(("agent", "options"), WAYS)
 def test_a_conversation_with_tools_is_one_sample(renderer_of, family, agent, options):
     renderer = renderer_of(family)
-    call = CALLS[renderer.template.call_format]
+    call = call_of(renderer, odd=True)
     thought = "<think>\nI should look.\n</think>\n\n" if renderer.template.supports_reasoning else ""
     policy, engine = scripted(renderer, [thought + call, thought + call, thought + "The dog."])
 

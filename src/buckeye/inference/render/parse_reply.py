@@ -1,15 +1,11 @@
-"""Functions that split a reply into reasoning, content and tool calls. They raise no error for any reply."""
+"""Parts of a parsed reply: reasoning, content and tool calls. No reply raises an error."""
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
-
-_BLOCK = re.compile(r"<tool_call>(.*?)(?:</tool_call>|(?=<tool_call>)|\Z)", re.DOTALL)
-_PYTHON_TAG = "<|python_tag|>"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,31 +40,6 @@ def split_reasoning(text: str, *, opened: bool) -> tuple[str | None, str]:
         return None, text
     reasoning, _, content = body.partition("</think>")
     return reasoning.strip("\n"), content.lstrip("\n")
-
-
-def parse_tagged_calls(text: str) -> ParsedMessage:
-    """Parse calls written as `<tool_call>{"name": ..., "arguments": ...}</tool_call>`.
-
-    The text outside of the calls is the content.
-    """
-    calls = tuple(read_call(match[1]) for match in _BLOCK.finditer(text))
-    return ParsedMessage(content=_BLOCK.sub("", text).strip() if calls else text, calls=calls)
-
-
-def parse_bare_call(text: str) -> ParsedMessage:
-    """Parse a reply as in Llama 3: a JSON object with a `name` is a call, and any other text is content."""
-    call = read_call(text.strip().removeprefix(_PYTHON_TAG))
-    return ParsedMessage(content="", calls=(call,)) if call.name else ParsedMessage(content=text)
-
-
-def read_call(text: str) -> ParsedCall:
-    """Parse a call from a JSON object with `name`, and `arguments` or `parameters`."""
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        value = None
-    fields = value if isinstance(value, dict) else {}
-    return make_call(fields.get("name"), fields.get("arguments", fields.get("parameters", {})), raw=text)
 
 
 def make_call(name: Any, arguments: Any, *, raw: str) -> ParsedCall:

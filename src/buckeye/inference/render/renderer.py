@@ -5,7 +5,6 @@ Sampled tokens are never tokenized again. `call_start` forces a tool call by sta
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import os
@@ -23,8 +22,6 @@ from buckeye.inference.render.families import FamilyParser, find_family
 from buckeye.inference.render.parse_reply import (
     ParsedMessage,
     count_calls,
-    parse_bare_call,
-    parse_tagged_calls,
     split_reasoning,
     to_openai_message,
 )
@@ -197,9 +194,7 @@ class ChatRenderer:
             reasoning, text = split_reasoning(text, opened=starts_reasoning(conversation.text))
         parsed = ParsedMessage(content=text)
         if conversation.tools:
-            parsed = (
-                parse_bare_call(text) if self.template.call_format == "json" else parse_tagged_calls(text)
-            )
+            parsed = self.template.call_format.parse(text, conversation.tools)
         return ParsedMessage(content=parsed.content, reasoning=reasoning, calls=parsed.calls)
 
     def _head_of_turn(
@@ -284,9 +279,6 @@ def call_start(renderer: ChatRenderer, conversation: Conversation, name: str | N
         thought = "\n</think>\n\n"
     elif template.supports_reasoning:
         thought = "<think>\n\n</think>\n\n"
-    bare = template.call_format == "json"
-    tag, arguments = ("", "parameters") if bare else ("<tool_call>\n", "arguments")
     # No space at the end, because most tokenizers have a space at the start of a token.
-    rest = ' "' if name is None else f' {json.dumps(name, ensure_ascii=False)}, "{arguments}":'
-    text = f'{thought}{tag}{{"name":{rest}'
+    text = thought + template.call_format.start(name)
     return ReplyStart(text=text, ids=tuple(renderer.encode(text)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import traceback
 from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
@@ -10,6 +11,14 @@ from typing import Any
 from buckeye.envs.base import Message, Tool, find_non_text_part, join_text_parts
 from buckeye.envs.call_arguments import read_arguments
 from buckeye.errors import UsageError
+from buckeye.inference.render.call_format import (
+    KEY,
+    NAME,
+    TAGGED,
+    VALUE,
+    CallFormat,
+    find_call_format,
+)
 from buckeye.inference.render.control_tokens import ControlTokenEscaper
 from buckeye.inference.render.tools_as_text import fold_calls, plain_messages
 
@@ -17,15 +26,15 @@ _PROBE = "buckeye"
 _PROBE_TOOL = {
     "type": "function",
     "function": {
-        "name": "probe",
+        "name": NAME,
         "description": "probe-description",
-        "parameters": {"type": "object", "properties": {"key": {"type": "string"}}, "required": ["key"]},
+        "parameters": {"type": "object", "properties": {KEY: {"type": "string"}}, "required": [KEY]},
     },
 }
 _PROBE_CALL = {
     "id": "call00000",
     "type": "function",
-    "function": {"name": "probe", "arguments": {"key": "probe-value"}},
+    "function": {"name": NAME, "arguments": {KEY: VALUE}},
 }
 PROBE_QUESTION = {"role": "user", "content": "What is it?"}
 PROBE_SYSTEM = {"role": "system", "content": "Be brief."}
@@ -114,7 +123,7 @@ class ChatTemplate:
     def supports_tools(self) -> bool:
         """True if the template writes tools, calls and results of calls into its text."""
         text = self._probe(PROBE_TOOL_TURN, PROBE_TOOLS, prompt=True)
-        return all(marker in text for marker in ("probe-description", "probe-value", "probe-result"))
+        return all(marker in text for marker in ("probe-description", VALUE, "probe-result"))
 
     @cached_property
     def supports_reasoning(self) -> bool:
@@ -125,16 +134,14 @@ class ChatTemplate:
         )
 
     @cached_property
-    def call_format(self) -> str:
-        """Format in which the model writes calls: "json" or "tagged".
-
-        "json" is a JSON object with `name` and `parameters`, as in Llama 3. "tagged" is a JSON object with
-        `name` and `arguments` between `<tool_call>` and `</tool_call>`.
-        """
-        text = self._probe(PROBE_TOOL_TURN[:2], PROBE_TOOLS, prompt=False)
-        call = text[: text.rfind("probe-value")].rfind('"parameters"')
-        bare = self.supports_tools and "<tool_call>" not in text and call > text.rfind("What is it?")
-        return "json" if bare else "tagged"
+    def call_format(self) -> CallFormat:
+        """Format in which the template writes calls. `TAGGED` if it does not support tools."""
+        if not self.supports_tools:
+            return TAGGED
+        turn = self._probe(PROBE_TOOL_TURN[:2], PROBE_TOOLS, prompt=False)
+        prompt = self._probe(PROBE_TOOL_TURN[:1], PROBE_TOOLS, prompt=True)
+        shared = os.path.commonprefix([turn, prompt])  # noqa: RUF071, characters are meant
+        return find_call_format(turn[len(shared) :], self.turn_end)
 
     @cached_property
     def turn_end(self) -> str:

@@ -11,10 +11,11 @@ from typing import Any, Literal
 
 from buckeye.inference.engine.detokenizer import partial_length
 from buckeye.inference.render import ChatRenderer, Conversation
+from buckeye.inference.render.call_format import CallFormat
 from buckeye.inference.render.renderer import EMPTY_REPLY_START, TEXT_CALL_FAMILIES, ReplyStart
 from buckeye.inference.render.template import starts_reasoning
 
-_THINK, _END_THINK, _CALL = "<think>", "</think>", "<tool_call>"
+_THINK, _END_THINK = "<think>", "</think>"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -121,7 +122,7 @@ class StreamingReplyParser:
             self._pending = self._pending[end + len(_END_THINK) :]
             self._state, self._begun, self._after_reasoning = "content", False, True
             return reasoning
-        markers = (_END_THINK, _CALL) if self._calls == "tagged" else (_END_THINK,)
+        markers = (_END_THINK, self._calls.open) if self._calls and self._calls.open else (_END_THINK,)
         end = _certain_length(self._pending, markers)
         return self._release(len(self._pending[:end].rstrip("\n")))
 
@@ -130,20 +131,19 @@ class StreamingReplyParser:
             self._skip_line_breaks()
         if self._calls is None:
             return self._release(len(self._pending))
-        if self._calls == "json":
-            return self._content_or_json()
-        if _CALL in self._pending:
+        if not self._calls.open:
+            return self._content_or_call(self._calls)
+        if self._calls.open in self._pending:
             self._state = "held"
-        end = _certain_length(self._pending, (_CALL,))
+        end = _certain_length(self._pending, (self._calls.open,))
         return self._release(len(self._pending[:end].rstrip()))
 
-    def _content_or_json(self) -> str:
+    def _content_or_call(self, calls: CallFormat) -> str:
         """Return the pending text as content, unless it may be a call.
 
-        In this format, a reply that is one JSON object is a call. Any other reply is content.
+        Without markers, a reply that is only a call is one. Any other reply is content.
         """
-        body = self._pending.lstrip()
-        if not body or body.startswith("{"):
+        if calls.may_start(self._pending.lstrip()):
             return ""
         self._calls = None
         return self._release(len(self._pending))
