@@ -156,8 +156,10 @@ def test_an_environment_in_an_interpreter_of_its_own_is_the_same_there(tmp_path,
     wheel(wheels, "letters-dep", "1.0", files={"letters_dep.py": "PRICE = 1"})
     files = {"letters_env.py": "import letters_dep\n"}
     wheel(wheels, "letters-env", files=files, requires=["letters-dep"], entry_points=OURS)
-    for name, value in (("PIP_FIND_LINKS", wheels), ("PIP_NO_INDEX", "1"), ("PIP_EXTRA_INDEX_URL", "")):
-        monkeypatch.setenv(name, str(value))
+    for tool in ("PIP", "UV"):
+        monkeypatch.setenv(f"{tool}_FIND_LINKS", str(wheels))
+        monkeypatch.setenv(f"{tool}_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_EXTRA_INDEX_URL", "")
     monkeypatch.setenv("BUCKEYE_ENVIRONMENTS", str(tmp_path / "here"))
     monkeypatch.chdir(tmp_path)
     request = InstallRequest(what=str(wheels / "letters_env-1.0-py3-none-any.whl"))

@@ -171,7 +171,7 @@ def test_keys_that_arrive_in_part_start_nothing_and_are_deleted(host, tmp_path):
         link.run = cut
         await jobs.start(link, bench.job, {"HF_TOKEN": "sk-SECRETSECRET"})
 
-    with pytest.raises(RemoteError, match="whole"):
+    with pytest.raises(RemoteError, match="incomplete"):
         bench.run(work, start=False)
     assert sorted(path.name for path in (tmp_path / "job").iterdir()) == ["job.json"]
 
