@@ -36,7 +36,7 @@ FAULTS = """() => {
     'page is too wide by': Math.max(0, document.documentElement.scrollWidth - innerWidth),
     'headings but one': document.querySelectorAll('h1').length - 1,
     pictures: [...document.images].filter(image => !image.naturalWidth).map(image => image.src),
-    lists: [...document.querySelectorAll('article p')].filter(p => /\\n- /.test(p.innerHTML)).length,
+    lists: [...document.querySelectorAll('article p')].filter(p => /\\n- |^\\|/.test(p.innerHTML)).length,
   }
 }"""
 
