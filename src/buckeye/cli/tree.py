@@ -50,6 +50,7 @@ COMMANDS = (
     Command("fetch", "download all that a run needs, to train without a network", "fetch"),
     Command("env new", "create a new environment", "env"),
     Command("env check", "check for exploitable rewards and leaks", "env_check"),
+    Command("env attack", "search for replies that earn reward without the task", "env_attack"),
     Command("env play", "run rollouts with a person, random actions or a model", "env_play"),
     Command("env build", "build an image and write buckeye.lock.yaml", "env_image"),
     Command("env push", "push an image to a registry", "env_image"),
@@ -99,7 +100,7 @@ TITLES = {
         "Runs": ("ui", "explain"),
     },
     "env": {
-        "Write": ("new", "check", "play"),
+        "Write": ("new", "check", "attack", "play"),
         "As an image": ("build", "push"),
         "Third-party": ("install", "list", "remove", "trust"),
     },

@@ -107,6 +107,31 @@ def e_value(rewards: Collection[float], mean: float) -> float:
     return statistics.fmean(math.exp(min(log, 600.0)) for log in log_capitals)
 
 
+def mean_bounds(
+    rewards: Collection[float], limits: tuple[float, float], comparisons: int
+) -> tuple[float, float]:
+    """Return bounds of the expected reward, which hold for all `comparisons` with probability 1 - `LEVEL`.
+
+    Rewards are within `limits`. The bounds invert `e_value`.
+    """
+    lowest, width = limits[0], limits[1] - limits[0]
+    shares = [(reward - lowest) / width for reward in rewards]
+    low, high = _refuted_mean(shares, comparisons), _refuted_mean([1.0 - s for s in shares], comparisons)
+    return lowest + low * width, lowest + (1.0 - high) * width
+
+
+def _refuted_mean(shares: Collection[float], comparisons: int) -> float:
+    """Return the largest expected value that the shares refute on one side, by bisection."""
+    low, high = 0.0, 1.0
+    for _ in range(20):
+        middle = (low + high) / 2
+        if e_value(shares, middle) >= 2 * comparisons / LEVEL:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
 def is_above(forms: Collection[Collection[float]], mean: float, comparisons: int) -> bool:
     """Return True if the expected reward of some form of a reply is significantly above `mean`.
 

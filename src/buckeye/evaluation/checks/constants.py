@@ -77,14 +77,15 @@ async def _climb(
     for _ in range(min(_MAX_STEPS, _STEPS_PER_TASK * len(tasks))):
         if not runner.has_time:
             break
-        changed = _change_randomly(answer, words, rng)
+        changed = change_randomly(answer, words, rng)
         changed_reward = await mean_reward(runner, tasks, apply_format(pattern, changed))
         if changed_reward > reward:
             answer, reward = changed, changed_reward
     return pattern, answer
 
 
-def _change_randomly(answer: str, words: Sequence[str], rng: random.Random) -> str:
+def change_randomly(answer: str, words: Sequence[str], rng: random.Random) -> str:
+    """Return the answer with one random change of a letter or a word."""
     at = rng.randint(0, len(answer))
     letter = rng.choice(_letters(words) or ["a"])
     word = rng.choice(words or ["a"])  # prompts may have no words: "3+3=?"

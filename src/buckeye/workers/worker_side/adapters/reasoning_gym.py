@@ -7,7 +7,9 @@ text between the last `<answer>` and `</answer>` of the reply. A reply without t
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import functools
 import importlib
 from collections.abc import Iterator
 from typing import Any
@@ -18,6 +20,9 @@ from .model import ModelError, chat
 PREFIX = "reasoning-gym/"
 _CANDIDATES_PER_EVAL_TASK = 10
 """Entries to generate for each eval task. More than one, because some repeat a question of a train task."""
+
+_CACHED_ENTRIES = 1000
+"""Entries to keep for scoring, because some datasets take long to generate one."""
 
 OWN_ARGUMENTS = ("size", "eval_size", "seed", "eval_seed", "system_prompt")
 
@@ -55,6 +60,7 @@ class ReasoningGym(Adapter):
         except (AssertionError, TypeError, ValueError) as error:
             raise AdapterError(f"cannot create {env_id} with {args}: {error}") from error
         prompt = args.get("system_prompt", "default")
+        self._entry = functools.lru_cache(_CACHED_ENTRIES)(lambda split, index: self._datasets[split][index])
         self._system = str(utils.SYSTEM_PROMPTS.get(prompt, prompt))
 
     def _dataset_settings(self, env_id: str, args: Json) -> Json:
@@ -113,10 +119,10 @@ class ReasoningGym(Adapter):
             reply = await chat(endpoint, task["messages"])
         except ModelError as error:
             return raised("model", error)
-        dataset = self._datasets[task["data"]["split"]]
-        answer = self._extract(reply.text)
+        split, answer = task["data"]["split"], self._extract(reply.text)
         try:
-            reward = dataset.score_answer(answer=answer, entry=dataset[task["data"]["index"]])
+            entry = copy.deepcopy(self._entry(split, task["data"]["index"]))  # some scorers change it
+            reward = self._datasets[split].score_answer(answer=answer, entry=entry)
         except Exception as error:
             return raised("score", error)
         components = {"format_ok": float(answer is not None), "solved": float(reward == 1.0)}

@@ -1,0 +1,94 @@
+"""`buckeye env attack`: search for replies that earn reward without the task."""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from buckeye.base.terminal import status_line
+from buckeye.cli.env_options import (
+    AnswerColumnOption,
+    DatasetOption,
+    EnvironmentArgument,
+    PromptColumnOption,
+    RewardOption,
+    VariablesOption,
+    column_arguments,
+    environment_config,
+)
+from buckeye.errors import UsageError
+from buckeye.evaluation.environment_args import ArgOption, ArgsOption, environment_args
+
+_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def env_attack(
+    env_id: EnvironmentArgument = None,
+    dataset: DatasetOption = None,
+    reward: RewardOption = None,
+    prompt_column: PromptColumnOption = None,
+    answer_column: AnswerColumnOption = None,
+    arg: ArgOption = None,
+    args: ArgsOption = None,
+    variables: VariablesOption = None,
+    budget: Annotated[str, typer.Option(metavar="TIME", help="Time, such as 90s, 10m or 1h.")] = "10m",
+    max_gradings: Annotated[int, typer.Option(min=1, help="Maximum number of gradings.")] = 100_000,
+    sample: Annotated[int, typer.Option(min=10, help="Number of tasks. Most are held out.")] = 500,
+    min_gain: Annotated[
+        float, typer.Option(min=0.0, help="Report texts with more reward than a guess plus this.")
+    ] = 0.03,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write probes for `buckeye env check --probes`.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the tasks and of the policies.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Search for replies that earn reward without the task, by known tricks and by reinforcement learning.
+
+    The exit code is 1 if an exploit is found.
+    """
+    import asyncio
+
+    from buckeye.base.storage import write_file
+    from buckeye.evaluation.attack.report import AttackOptions
+    from buckeye.evaluation.attack.search import attack_environment
+    from buckeye.launch.mcp_gateways import DEFAULT_ROLLOUTS, local_gateway
+
+    given = environment_args(arg, args) | column_arguments(reward, prompt_column, answer_column)
+    environment = environment_config(env_id, dataset, reward, given, variables)
+    with (
+        tempfile.TemporaryDirectory(prefix="buckeye-attack-") as folder,
+        status_line(f"loading {env_id or dataset}") as progress,
+        local_gateway([environment], Path(folder, "gateway.log"), rollouts=DEFAULT_ROLLOUTS),
+    ):
+        options = AttackOptions(
+            budget=_seconds(budget),
+            max_gradings=max_gradings,
+            tasks=sample,
+            min_gain=min_gain,
+            seed=seed,
+            variables=tuple(environment.variables),
+            progress=progress,
+        )
+        report = asyncio.run(attack_environment(environment.id, environment.args, options))
+    if out is not None:
+        write_file(out, json.dumps({"probes": report.probes()}, indent=1))
+    typer.echo(json.dumps(report.to_json(), ensure_ascii=False) if as_json else report.text())
+    if report.interrupted or report.exploits:
+        raise typer.Exit(130 if report.interrupted else 1)
+
+
+def _seconds(text: str) -> float:
+    """Return the seconds of a time such as `90s` or `10m`. Raises UsageError for other texts."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text.strip())
+    if match is None or not float(match[1]):
+        raise UsageError(f"--budget {text}: not a time", code="BK-CLI-ARGUMENT", hint="write 90s, 10m or 1h")
+    return float(match[1]) * _UNITS[match[2]]
+
+
+COMMANDS = {"env attack": env_attack}

@@ -1,0 +1,1 @@
+"""Search for replies that earn reward without the task: `buckeye env attack`."""
