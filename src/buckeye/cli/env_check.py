@@ -46,6 +46,9 @@ def env_check(
             help="Limit for policies that ignore the question: reward minus reward of guessing.",
         ),
     ] = 0.03,
+    probes: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="More probes, from `buckeye env attack --out`.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the sample and of the policies.")] = 0,
     strict: Annotated[bool, typer.Option("--strict", help="Exit code 1 also for warnings.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
@@ -71,6 +74,7 @@ def env_check(
             seed=seed,
             limit=max_content_free,
             budget=budget,
+            probes=probes,
             variables=tuple(environment.variables),
             progress=progress,
         )

@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from buckeye.base.process_guard import GUARD
@@ -21,7 +22,7 @@ from buckeye.evaluation.checks import rollout_checks, task_checks
 from buckeye.evaluation.checks.chance import chance_by_group
 from buckeye.evaluation.checks.fingerprint import fingerprint, fingerprint_in_new_process
 from buckeye.evaluation.checks.result import CheckResult, CheckStatus
-from buckeye.evaluation.checks.samples import SplitSample, probes_of, sample_splits
+from buckeye.evaluation.checks.samples import SplitSample, probes_of, read_probes, sample_splits
 from buckeye.evaluation.checks.scripted_runner import ScriptedRunner
 from buckeye.monitor.verdicts import verdict
 from buckeye.workers.loading import open_environment
@@ -37,7 +38,8 @@ class CheckOptions:
 
     At most `sample` tasks of each family and split are run. The mean reward of a policy that ignores the
     question may be at most `limit` above chance. `budget` is the time for all rollouts, in seconds.
-    `variables` names the environment variables that the environment receives.
+    `variables` names the environment variables that the environment receives. `probes` is a file with more
+    probes.
     """
 
     sample: int = MAX_SAMPLE
@@ -45,6 +47,7 @@ class CheckOptions:
     budget: float = 60.0
     seed: int = 0
     variables: tuple[str, ...] = ()
+    probes: Path | None = None
     progress: Callable[[str], None] = field(default=lambda _: None)
 
 
@@ -183,7 +186,7 @@ async def _run_rollout_checks(
         for each in runners:
             each.begin_phase(name, started + until * options.budget)
 
-    probes = probes_of(runner.environment)
+    probes = [*probes_of(runner.environment), *read_probes(runner.environment, options.probes)]
     shown = next((sample for sample in samples if sample.is_train), samples[0])
     policies = content_free.content_free_policies(runner.environment, shown, probes=probes, seed=options.seed)
     begin_phase("probes", 0.15)

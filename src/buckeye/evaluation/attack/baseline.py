@@ -29,13 +29,18 @@ _FEWEST_WRONG = 10
 
 
 class Grader:
-    """Gradings of texts on tasks, each at most once, within a time and a number of gradings."""
+    """Gradings of texts on tasks, each at most once, within the time and number of gradings of a phase."""
 
-    def __init__(self, runner: ScriptedRunner, max_gradings: int) -> None:
-        self.runner, self._max_gradings = runner, max_gradings
+    def __init__(self, runner: ScriptedRunner) -> None:
+        self.runner, self._max_gradings = runner, 0
         self._cache: dict[tuple[str, str], ScriptedRollout] = {}
         self.limits = (0.0, 1.0)
         """Lowest and highest reward until now, at least from 0 to 1."""
+
+    def begin_phase(self, phase: str, deadline: float, max_gradings: int) -> None:
+        """Start a phase, until a deadline on the monotonic clock and a total number of gradings."""
+        self.runner.begin_phase(phase, deadline)
+        self._max_gradings = max_gradings
 
     @property
     def has_time(self) -> bool:

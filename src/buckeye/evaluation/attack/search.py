@@ -34,11 +34,12 @@ _COMPARISONS = 3 * _FINALISTS
 
 _SELECTION_SHARE = 0.4
 _ROUNDS = ((4, 40, 0.6), (16, 12, 0.8), (64, 6, 1.0))
-"""Tasks of each round of the selection, number of texts that it keeps, and its end, as a share of the time."""
-_BATCH, _STEPS = 16, 500
+"""Tasks of each round of the selection, number of texts that it keeps, and its end as a share of time."""
+_BATCH, _STEPS = 16, 300
 _CLIMB_STEPS, _CLIMB_TASKS = 60, 24
 _REDUCE_TASKS, _KEPT_GAIN = 16, 0.95
 _EXAMPLES = 3
+_FEWEST_SCORED = 30
 
 
 async def attack_environment(env_id: str, args: Mapping[str, Any], options: AttackOptions) -> AttackReport:
@@ -71,7 +72,7 @@ class Attack:
         probes = probes_of(environment)
         self._formats = content_free_policies(environment, sample, probes=probes, seed=options.seed).formats
         self._runner = ScriptedRunner(environment)
-        self._grader = Grader(self._runner, options.max_gradings)
+        self._grader = Grader(self._runner)
         self._baseline = Baseline({}, self._formats)
         self._started = time.monotonic()
         self._labels = shape_labels(tasks)
@@ -80,7 +81,8 @@ class Attack:
             if (family := family_of(task)) != EVERY_FAMILY:
                 self._labels[task.id].append(f"family {family}")
         self._candidates: list[Exploit] = []
-        self._seen: list[list[float]] = []
+        self._scored: list[dict[str, float]] = []
+        """Rewards of the candidates on `chosen`. Texts with equal rewards are one exploit."""
 
     async def search(self) -> None:
         """Try known tricks, then train a policy that sees no task, then one that sees shapes of prompts."""
@@ -91,16 +93,16 @@ class Attack:
         )
         guesses = [guess.answer for guess in self._baseline.guesses]
         grammar = make_grammar(self.chosen, self._baseline.formats, guesses)
-        texts, prior = await self._try_tricks(grammar, 0.15, 0.4)
-        await self._confirm(texts, 0.5)
-        for name, labels, until in (
-            ("a policy that sees no task", [EVERY_TASK], 0.6),
-            ("a policy that sees the shape of prompts", self._shape, 0.9),
+        texts, prior = await self._try_tricks(grammar, 0.15, 0.38)
+        await self._confirm(texts, 0.5, 0.62)
+        for name, labels, *until in (
+            ("a policy that sees no task", [EVERY_TASK], 0.68, 0.72, 0.76),
+            ("a policy that sees the shape of prompts", self._shape, 0.88, 0.94, 1.0),
         ):
             if self._is_solved():
                 return
-            self._begin(name, until)
-            await self._confirm(await self._train(grammar, prior, labels), until + 0.1)
+            self._begin(name, until[0])
+            await self._confirm(await self._train(grammar, prior, labels), until[1], until[2])
 
     def report(self, *, interrupted: bool) -> AttackReport:
         """Return the report of the attack until now."""
@@ -123,7 +125,8 @@ class Attack:
 
     def _begin(self, phase: str, until: float) -> None:
         self._options.progress(f"{phase}; {self._runner.rollouts:,} gradings")
-        self._runner.begin_phase(phase, self._started + until * self._options.budget)
+        deadline = self._started + until * self._options.budget
+        self._grader.begin_phase(phase, deadline, round(until * self._options.max_gradings))
 
     def _is_solved(self) -> bool:
         """Return True if a text earns nearly all reward on all tasks, so that no text can earn more."""
@@ -199,24 +202,25 @@ class Attack:
                 text, reward = changed, mean
         return text
 
-    async def _confirm(self, texts: Sequence[str], until: float) -> None:
+    async def _confirm(self, texts: Sequence[str], reduced: float, until: float) -> None:
         """Reduce the texts with the highest gains over an honest guess, and score them on held-out tasks."""
-        self._begin("reducing texts", until - 0.04)
+        self._begin("reducing texts", reduced)
         ranked: list[tuple[float, str, str]] = []
         for text in dict.fromkeys(texts):
             label, gain, count = await self._best_label(text)
             if gain > self._options.min_gain:
                 ranked.append((gain * math.sqrt(count), text, label))
-        finalists: list[tuple[str, str]] = []
+        finalists: list[tuple[str, str, dict[str, float]]] = []
         for _, text, label in sorted(ranked, key=lambda rank: (-rank[0], len(rank[1]))):
-            rewards = list((await self._grader.rewards(text, self.chosen)).values())
-            if len(finalists) < _FINALISTS and rewards not in self._seen:
-                self._seen.append(rewards)
-                finalists.append((await self._reduce(text, label), label))
+            rewards = await self._grader.rewards(text, self.chosen)
+            tried = [*self._scored, *(finalist[2] for finalist in finalists)]
+            if len(finalists) < _FINALISTS and not any(_agree(rewards, other) for other in tried):
+                finalists.append((await self._reduce(text, label), label, rewards))
         self._begin("held-out tasks", until)
-        for text, label in dict.fromkeys(finalists):
+        for text, label, rewards in finalists:
             if (found := await self._score(text, label)) is not None:
                 self._candidates.append(found)
+                self._scored.append(rewards)
 
     async def _best_label(self, text: str) -> tuple[str, float, int]:
         """Return the label of tasks on which a text has the clearest gain, with the gain and their number."""
@@ -273,15 +277,17 @@ class Attack:
         return text
 
     async def _score(self, text: str, label: str) -> Exploit | None:
-        """Score a text and the best honest guess on held-out tasks; None if time is used up."""
+        """Score a text and the best honest guess on held-out tasks; None if too few are graded in time."""
         tasks = self._with_label(self.held_out, label)
         guess, _ = await self._guess(label)
+        replies = [text] if guess is None else [text, guess.text]
+        await self._grader.grade([(task, reply) for task in tasks for reply in replies])
         rewards = await self._grader.rewards(text, tasks)
+        if len(rewards) < min(len(tasks), _FEWEST_SCORED):
+            return None
         honest = dict.fromkeys(rewards, self._baseline.chance(tasks))
         if guess is not None:
             honest = self._baseline.counted(guess, await self._grader.rewards(guess.text, tasks))
-        if not rewards or not honest:
-            return None
         low, high = mean_bounds(rewards.values(), self._grader.limits, _COMPARISONS)
         honest_low, honest_high = mean_bounds(honest.values(), self._grader.limits, _COMPARISONS)
         if guess is None:
@@ -318,6 +324,11 @@ class Attack:
                     found.setdefault(name, ([], []))[side].append(value)
         means = {name: (_mean(values[0]), _mean(values[1])) for name, values in found.items()}
         return {name: pair for name, pair in means.items() if pair[0] > pair[1] + 0.005}
+
+
+def _agree(rewards: Mapping[str, float], others: Mapping[str, float]) -> bool:
+    """Return True if two texts have equal rewards on all tasks that both were graded on."""
+    return all(others.get(task, reward) == reward for task, reward in rewards.items())
 
 
 def _mean(values: Sequence[float]) -> float:

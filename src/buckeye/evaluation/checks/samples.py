@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from buckeye.envs.base import TRAIN, Environment, Probe, Task
 from buckeye.errors import THIRD_PARTY_ERRORS, BuckeyeError, UsageError
@@ -56,6 +58,35 @@ def probes_of(environment: Environment) -> Sequence[Probe]:
         raise UsageError(
             f"probes() of environment {environment.name} failed: {type(error).__name__}: {error}",
             code="BK-ENV-FAILED",
+        ) from error
+
+
+def read_probes(environment: Environment, path: Path | None) -> list[Probe]:
+    """Return the probes of a file from `buckeye env attack --out`. Raise `UsageError` if it is invalid."""
+    if path is None:
+        return []
+    try:
+        rows = json.loads(path.read_text(encoding="utf-8"))["probes"]
+        by_id = {
+            (split, task.id): task
+            for split in {row["split"] for row in rows}
+            for task in read_tasks(environment, split)
+        }
+        return [
+            Probe(
+                name=str(row["name"]),
+                task=by_id[row["split"], row["task"]],
+                reply=str(row["reply"]),
+                low=float(row["low"]),
+                high=float(row["high"]),
+            )
+            for row in rows
+        ]
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        raise UsageError(
+            f"cannot read the probes of {path}: {type(error).__name__}: {error}",
+            code="BK-CLI-ARGUMENT",
+            hint="write it with `buckeye env attack --out`, for the same environment and arguments",
         ) from error
 
 
