@@ -1,4 +1,4 @@
-"""`buckeye env attack`: search for replies that earn reward without the task."""
+"""`buckeye env attack`: search for replies that are rewarded without the task."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def env_attack(
     seed: Annotated[int, typer.Option(help="Seed of the tasks and of the policies.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Search for replies that earn reward without the task, by known tricks and by reinforcement learning.
+    """Search for replies that are rewarded without the task, by known tricks and by reinforcement learning.
 
     The exit code is 1 if an exploit is found.
     """

@@ -50,7 +50,7 @@ COMMANDS = (
     Command("fetch", "download all that a run needs, to train without a network", "fetch"),
     Command("env new", "create a new environment", "env"),
     Command("env check", "check for exploitable rewards and leaks", "env_check"),
-    Command("env attack", "search for replies that earn reward without the task", "env_attack"),
+    Command("env attack", "search for replies that are rewarded without the task", "env_attack"),
     Command("env play", "run rollouts with a person, random actions or a model", "env_play"),
     Command("env build", "build an image and write buckeye.lock.yaml", "env_image"),
     Command("env push", "push an image to a registry", "env_image"),

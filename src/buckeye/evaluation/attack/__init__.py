@@ -1,1 +1,1 @@
-"""Search for replies that earn reward without the task: `buckeye env attack`."""
+"""Search for replies that are rewarded without the task: `buckeye env attack`."""

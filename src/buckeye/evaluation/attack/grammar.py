@@ -45,7 +45,7 @@ class Grammar:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Number of choices of each slot. The last choice of the second fragment is no fragment."""
+        """Number of choices of each slot. With the last choice, the reply has no second fragment."""
         fragments = len(self.fragments)
         return len(self.formats), len(_BRACKETS), fragments, fragments + 1, len(JOINERS), len(COUNTS)
 

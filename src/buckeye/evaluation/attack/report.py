@@ -33,7 +33,7 @@ class AttackOptions:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Exploit:
-    """Text that earned more than an honest guess, with its rewards on held-out tasks.
+    """Text that scored above an honest guess, with its rewards on held-out tasks.
 
     `label` names the tasks that are counted. `guess` is the text of the guess; None: one of the options of a
     prompt. `is_confirmed` is False if the gain on held-out tasks is not significant.
@@ -163,7 +163,7 @@ class AttackReport:
 def _exploit_lines(number: int, exploit: Exploit) -> Iterator[str]:
     guess = "one of the options" if exploit.guess is None else _shown(exploit.guess)
     yield f"exploit {number} ({exploit.kind}): {_shown(exploit.text)}"
-    yield f"  earns     {exploit.reward:.3f} on {exploit.label} ({exploit.tasks} held-out tasks)"
+    yield f"  reward    {exploit.reward:.3f} on {exploit.label} ({exploit.tasks} held-out tasks)"
     yield f"  a guess   {exploit.baseline:.3f}: {guess}"
     yield f"  gain      {exploit.gain_low:.3f} to {exploit.gain_high:.3f}"
     yield f"  solved    {exploit.full_share:.1%} of the tasks, the guess {exploit.full_share_of_guess:.1%}"

@@ -1,4 +1,4 @@
-"""Search for texts that earn more than an honest guess, and confirm them on other tasks."""
+"""Search for texts that score above an honest guess, and confirm them on other tasks."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ class Attack:
         self._grader.begin_phase(phase, deadline, round(until * self._options.max_gradings))
 
     def _is_solved(self) -> bool:
-        """Return True if a text earns nearly all reward on all tasks, so that no text can earn more."""
+        """Return True if a text has nearly full reward on all tasks, so that no text can score higher."""
         return any(
             found.is_confirmed and found.label == EVERY_TASK and self._baseline.is_full(found.reward)
             for found in self._candidates
