@@ -4,9 +4,6 @@ Standard library only, so that every contender of a comparison can import it. Bu
 
     emit     "Write the letter e many times.": the share of the answer's characters that are this letter
     reverse  "Reverse the string abca": the share of its characters that are in the right position
-    capital  "What is the capital of Kenya?": likewise
-
-With `exact` a reward is 1 or 0.
 """
 
 from __future__ import annotations
@@ -14,32 +11,9 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-from collections.abc import Sequence
 from typing import Any
 
 LETTERS = "etaoinsr"
-CAPITALS = {
-    "Austria": "Vienna",
-    "Chile": "Santiago",
-    "Cuba": "Havana",
-    "Egypt": "Cairo",
-    "France": "Paris",
-    "Ghana": "Accra",
-    "Greece": "Athens",
-    "India": "Delhi",
-    "Iran": "Tehran",
-    "Italy": "Rome",
-    "Japan": "Tokyo",
-    "Kenya": "Nairobi",
-    "Latvia": "Riga",
-    "Norway": "Oslo",
-    "Peru": "Lima",
-    "Poland": "Warsaw",
-    "Qatar": "Doha",
-    "Senegal": "Dakar",
-    "Spain": "Madrid",
-    "Tunisia": "Tunis",
-}
 
 
 def questions(task: str, count: int, *, letters: str = LETTERS, seed: int = 0) -> list[tuple[str, str]]:
@@ -48,18 +22,13 @@ def questions(task: str, count: int, *, letters: str = LETTERS, seed: int = 0) -
     if task == "emit":
         wanted = [draw.choice(letters) for _ in range(count)]
         return [(f"Write the letter {letter} many times.", letter) for letter in wanted]
-    if task == "capital":
-        countries = [draw.choice(list(CAPITALS)) for _ in range(count)]
-        return [(f"What is the capital of {country}?", CAPITALS[country]) for country in countries]
     strings = ["".join(draw.choice("abcd") for _ in range(4)) for _ in range(count)]
     return [(f"Reverse the string {string}", string[::-1]) for string in strings]
 
 
-def reward(task: str, answer: str, wanted: str, *, exact: bool = False) -> float:
+def reward(task: str, answer: str, wanted: str) -> float:
     """Return the reward of an answer, from 0 to 1."""
     answer = answer.strip()
-    if exact:
-        return float(answer == wanted)
     if task == "emit":
         return answer.count(wanted) / max(1, len(answer))
     return sum(a == b for a, b in zip(answer, wanted, strict=False)) / len(wanted)
@@ -84,20 +53,14 @@ def load_environment(
     seed: int = 0,
     latency: float = 0.0,
     sigma: float = 0.8,
-    exact: bool = False,
-    only: Sequence[str] = (),
 ) -> Any:
-    """Return the tasks as a Buckeye environment with the split `train`.
-
-    If `only` contains questions, only the tasks with these questions are included.
-    """
+    """Return the tasks as a Buckeye environment with the split `train`."""
     from buckeye.envs.base import Outcome, Policy, Task
 
     pause = Latency(latency, sigma, seed)
     tasks = [
         Task(id=f"{task}-{i}", messages=({"role": "user", "content": question},), data={"wanted": wanted})
         for i, (question, wanted) in enumerate(questions(task, count, letters=letters, seed=seed))
-        if not only or question in only
     ]
 
     class Letters:
@@ -110,6 +73,6 @@ def load_environment(
         async def rollout(self, one: Task, policy: Policy) -> Outcome:
             reply = await policy.chat(one.messages)
             await pause.wait()
-            return Outcome(reward=reward(task, reply.text, one.data["wanted"], exact=exact))
+            return Outcome(reward=reward(task, reply.text, one.data["wanted"]))
 
     return Letters()

@@ -1,160 +1,225 @@
-"""Small recipes: questions, answers of beginners, and training settings.
+"""Train the recipes of recipes/ with several seeds, and write their expected curves.
 
-`benchmarks/tune.py` trains them.
+    python -m benchmarks.recipes NAME ... [--seeds 5] [--folder DIR]  # write recipes/NAME/expected.json
+    python -m benchmarks.recipes                                      # write the table and the picture again
+
+A recipe is a folder. The comment at the top of its `run.toml` has its commands; this program runs these,
+in a copy of the folder. The commands before `rl` run once, so all seeds share the start model. Existing
+results are reused. A run that others disturb takes longer, so the table has processor time.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
-import random
+import os
+import re
+import resource
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from benchmarks.letters import CAPITALS, LETTERS, questions
+from benchmarks.vs_trl import Peak
 
-from buckeye.config.load import load_config
-from buckeye.config.sft import SFTConfig
-from buckeye.trainer.model.tiny import TinySize, make_tiny_model
-from buckeye.trainer.sft import run_sft
+from buckeye import runs
+from buckeye.monitor.intervals import student_quantile
 
-Chat = Sequence[dict[str, str]]
-RUN = """\
-max_steps = {recipe.steps}
-max_async_level = 0
-output_dir = "{folder}/rl"
-[model]
-name = "{model}"
-[trainer.model]
-device = "cpu"
-{recipe.trainer}[inference.model]
-device = "cpu"
-[orchestrator]
-batch_size = {recipe.batch}
-rollouts_per_example = {recipe.group}
-seq_len = 128
-seed = {seed}
-[orchestrator.sampling]
-max_tokens = {recipe.tokens}
-[[orchestrator.env]]
-id = "{recipe.env}"
-args = {{ {args} }}
-"""
-SMALL = TinySize(vocab_size=400, layers=1, hidden=64, max_length=256)
-MUON = """\
-[trainer.optim]
-type = "muon"
-lr = 3e-3
-betas2 = 0.98
-"""
-SLOWER = MUON.replace("3e-3", "1e-3")
-FALLING = """\
-[trainer.scheduler]
-type = "linear"
-decay = 150
-"""
-HALF_KNOWN = (
-    *("Cuba", "Egypt", "France", "Ghana", "Greece", "India", "Italy", "Kenya"),
-    *("Latvia", "Norway", "Peru", "Poland", "Spain"),
-)
-"""Countries whose capital the model gives in 20 to 80 % of its answers (as in arXiv 2510.26788)."""
+ROOT = Path(__file__).resolve().parent.parent
+RECIPES = ROOT / "recipes"
+LAST = 5  # steps whose mean reward is the end of a run
+_COMMAND = "#   "
+_TABLE = re.compile(r"(?<=<!-- table -->\n).*?(?=<!-- end -->)", re.S)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Recipe:
-    """Recipe of a training run.
+class Interval(NamedTuple):
+    """Mean over seeds, and its 95 % interval."""
 
-    Reinforcement learning starts from a tiny model, trained on `chats` of beginners that a seed determines.
-    This warm start takes minutes, so all seeds share it.
-    """
-
-    chats: Callable[[int], Iterator[Chat]]
-    args: dict[str, Any]
-    env: str = str(Path(__file__).with_name("letters.py"))
-    tokens: int = 10
-    size: TinySize = SMALL
-    warm: int = 80
-    warm_optim: str = "--optim.type muon --optim.betas2 0.98 --optim.lr 6e-3"
-    trainer: str = MUON
-    steps: int = 40
-    batch: int = 64
-    group: int = 8
+    mean: float
+    low: float
+    high: float
 
 
-def beginners(
-    task: str, known: float, parts: Sequence[str], count: int = 1200, **asked: Any
-) -> Callable[[int], Iterator[Chat]]:
-    """Return chats of a beginner who knows a share of an answer's `parts`, which are letters or all of it."""
-
-    def chats(seed: int) -> Iterator[Chat]:
-        draw = random.Random(seed)
-        for question, wanted in questions(task, count, seed=seed + 1000, **asked):
-            right = [wanted] if wanted in CAPITALS.values() else list(wanted * (8 if task == "emit" else 1))
-            answer = "".join(part if draw.random() < known else draw.choice(parts) for part in right)
-            yield [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
-
-    return chats
+def interval(values: Sequence[float], *, for_next: bool = False) -> Interval:
+    """Return the t interval of the mean; with `for_next`, of the value of one more seed."""
+    n, mean = len(values), statistics.fmean(values)
+    half = student_quantile(n - 1) * statistics.stdev(values) * (1 / n + for_next) ** 0.5
+    return Interval(round(mean, 4), round(mean - half, 4), round(mean + half, 4))
 
 
-RECIPES = {
-    "letters": Recipe(
-        chats=beginners("emit", 0.1, LETTERS, letters="e"),
-        args={"task": "emit", "letters": "e"},
-        size=TinySize(vocab_size=310, layers=1, hidden=64, max_length=128),
-        warm=60,
-        warm_optim="--optim.lr 1e-2",
-        trainer="[trainer.optim]\nlr = 3e-3\n",
-        steps=24,
-    ),
-    "capitals": Recipe(
-        chats=beginners("capital", 0.5, list(CAPITALS.values())),
-        args={"task": "capital", "exact": True},
-        group=4,
-    ),
-    "sanity": Recipe(
-        chats=beginners("capital", 0.5, list(CAPITALS.values())),
-        args={
-            "task": "capital",
-            "exact": True,
-            "only": [f"What is the capital of {name}?" for name in HALF_KNOWN],
-        },
-        trainer=SLOWER + FALLING,
-        batch=256,
-        group=16,
-        steps=200,
-    ),
-}
+def names() -> list[str]:
+    """Return the names of all recipes."""
+    return sorted(path.parent.name for path in RECIPES.glob("*/run.toml"))
 
 
-def warm_start(recipe: Recipe, folder: Path, seed: int) -> Path:
-    """Return the start model of reinforcement learning; make it if it is missing."""
-    model = folder / "sft" / "weights" / f"step_{recipe.warm}"
-    if model.is_dir():
-        return model
+def commands(recipe: Path) -> tuple[list[str], list[str]]:
+    """Return the commands that prepare a run, and those of the run."""
+    text = re.sub(r"\\\n# +", "", (recipe / "run.toml").read_text())
+    lines = [line.removeprefix(_COMMAND) for line in text.splitlines() if line.startswith(_COMMAND)]
+    first = next(i for i, line in enumerate(lines) if line.endswith("&") or line.startswith("rl @"))
+    return lines[:first], lines[first:]
+
+
+def prepare(recipe: Path, folder: Path) -> None:
+    """Copy a recipe to `folder`, and run the commands before its training."""
+    if (folder / "prepared.json").exists():
+        return
     shutil.rmtree(folder, ignore_errors=True)
-    chats = list(recipe.chats(seed))
-    texts = [" ".join(message["content"] for message in chat) for chat in chats]
-    make_tiny_model(folder / "base", texts=texts, size=recipe.size, seed=seed)
-    lines = [json.dumps({"messages": list(chat)}) + "\n" for chat in chats]
-    (folder / "chats.jsonl").write_text("".join(lines))
-    words = ["--model.name", folder / "base", "--model.device", "cpu", "--data.path", folder / "chats.jsonl"]
-    words += ["--max-steps", recipe.warm, "--batch-size", 32, "--seq-len", 128, "--seed", seed]
-    words += [*recipe.warm_optim.split(), "--output-dir", folder / "sft", "--log.level", "warning"]
-    words += ["--ckpt.interval", recipe.warm]
-    run_sft(load_config(SFTConfig, [str(word) for word in words]))
-    return model
+    shutil.copytree(recipe, folder, ignore=shutil.ignore_patterns("outputs", "expected.json"))
+    cost = run(folder, commands(recipe)[0])
+    (folder / "prepared.json").write_text(json.dumps(cost))
 
 
-def write_settings(recipe: Recipe, folder: Path, model: Path, seed: int) -> Path:
-    """Write the settings file for a run of `buckeye rl` that starts from `model`; return its path."""
-    folder.mkdir(exist_ok=True)
-    args, file = in_toml(recipe.args), folder / "rl.toml"
-    file.write_text(RUN.format(recipe=recipe, folder=folder, model=model, seed=seed, args=args))
-    return file
+def train(folder: Path, seed: int, *flags: str) -> Path:
+    """Train with a seed in a folder that `prepare` made, unless it is done. Return the run directory."""
+    out = folder / "outputs" / f"seed-{seed}"
+    record = out / "recipe.json"
+    if not record.exists():
+        shutil.rmtree(out, ignore_errors=True)
+        words = " ".join(["--orchestrator.seed", str(seed), "--output-dir", str(out), *flags])
+        cost = run(
+            folder, [f"{line} {words}" if line.startswith("rl @") else line for line in commands(folder)[1]]
+        )
+        record.write_text(json.dumps(cost))
+    return out
 
 
-def in_toml(values: Mapping[str, Any]) -> str:
-    """Return the content of an inline table; values are strings, numbers, booleans and lists."""
-    return ", ".join(f"{name} = {json.dumps(value)}" for name, value in values.items())
+def run(folder: Path, lines: Sequence[str]) -> Mapping[str, float]:
+    """Run a script. Return its processor time in seconds, its time, and its peak of memory in GB."""
+    started, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
+    script = "\n".join(["trap 'jobs -p | xargs -r kill || :; wait' EXIT", *lines])
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    with (folder / "recipe.log").open("ab") as log:
+        child = subprocess.Popen(
+            ["bash", "-ec", script], cwd=folder, stdout=log, stderr=log, env={**os.environ, "PATH": path}
+        )
+        peak = Peak(child.pid)
+        peak.start()
+        code = child.wait()
+    if code:
+        sys.exit(f"error: exit code {code}\n  at {folder / 'recipe.log'}")
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return {
+        "processor": round(used),
+        "seconds": round(time.monotonic() - started),
+        "memory": round(peak.stop(), 2),
+    }
+
+
+def rewards(out: Path) -> list[float]:
+    """Return the mean reward of each step of a run."""
+    return [round(step.reward, 4) for step in runs.open(out).steps if step.reward is not None]
+
+
+def ends(curves: Sequence[Sequence[float]]) -> tuple[list[float], list[float]]:
+    """Return the reward of the start model and that of the last steps, per seed."""
+    return [curve[0] for curve in curves], [statistics.fmean(curve[-LAST:]) for curve in curves]
+
+
+def expected(name: str) -> dict[str, Any] | None:
+    """Return the expected curve of a recipe, or None."""
+    file = RECIPES / name / "expected.json"
+    return json.loads(file.read_text()) if file.exists() else None
+
+
+def measure(name: str, seeds: int, folder: Path) -> None:
+    """Train the missing seeds of a recipe, and write its expected curve if there are several."""
+    prepare(RECIPES / name, folder)
+    outs = []
+    for seed in range(seeds):
+        outs.append(train(folder, seed))
+        print(f"{name} seed {seed}: {rewards(outs[-1])}", flush=True)
+    if seeds < 2:
+        return
+    costs = [json.loads((out / "recipe.json").read_text()) for out in outs]
+    before = json.loads((folder / "prepared.json").read_text())
+    curves = [rewards(out) for out in outs]
+    start, end = (interval(values)._asdict() for values in ends(curves))
+    record = {
+        "made_by": f"python -m benchmarks.recipes {name} --seeds {seeds}",
+        "day": time.strftime("%Y-%m-%d"),
+        "cores": os.cpu_count(),
+        "start": start,
+        "end": end,
+        "processor_seconds": before["processor"] + statistics.median(cost["processor"] for cost in costs),
+        "memory_gb": max(cost["memory"] for cost in [before, *costs]),
+        "curves": curves,
+    }
+    lines = json.dumps(record, indent=1)
+    lines = re.sub(r"\[[^\[\]]*\]", lambda found: " ".join(found[0].split()), lines)
+    (RECIPES / name / "expected.json").write_text(lines + "\n")
+
+
+def table() -> str:
+    """Return the recipes as a Markdown table."""
+    lines = [
+        "| recipe | shows | reward at first | at the end | steps | processor time | memory |",
+        "|---|---|---|---|---:|---:|---:|",
+    ]
+    for name in names():
+        shows = (RECIPES / name / "run.toml").read_text().splitlines()[0].removeprefix("# ")
+        found, cells = expected(name), ["not measured", "", "", "", ""]
+        if found:
+            both = ["{mean:.2f} [{low:.2f}, {high:.2f}]".format(**found[key]) for key in ("start", "end")]
+            steps, seconds = len(found["curves"][0]), found["processor_seconds"]
+            cells = [*both, str(steps), f"{seconds:.0f} s", f"{found['memory_gb']:.1f} GB"]
+        lines.append(f"| [{name}]({name}/run.toml) | {shows} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def picture() -> str:
+    """Return the expected curves as SVG: the mean over seeds, and the 95 % interval of one more seed."""
+    panels = []
+    measured = {name: found["curves"] for name in names() if (found := expected(name))}
+    for number, (name, curves) in enumerate(measured.items()):
+        steps = list(zip(*curves, strict=True))
+        bands = [interval(values, for_next=True) for values in steps]
+
+        def path(values: Sequence[float], count: int = len(steps)) -> list[str]:
+            spots = ((200 * i / (count - 1), 90 * (1 - min(1, max(0, v)))) for i, v in enumerate(values))
+            return [f"{x:.0f},{y:.0f}" for x, y in spots]
+
+        band = path([one.low for one in bands]) + path([one.high for one in bands])[::-1]
+        mean = path([one.mean for one in bands])
+        panels.append(
+            f'<g transform="translate({40 + 250 * (number % 3)},{30 + 150 * (number // 3)})">'
+            f'<text y="-8">{name}</text><path d="M0,0V90H200" fill="none" stroke="#888"/>'
+            f'<text x="-6" y="8" text-anchor="end">1</text><text x="-6" y="92" text-anchor="end">0</text>'
+            f'<text x="200" y="106" text-anchor="end">step {len(steps)}</text>'
+            f'<polygon points="{" ".join(band)}" fill="#7ab" opacity=".5"/>'
+            f'<polyline points="{" ".join(mean)}" fill="none" stroke="#036" stroke-width="2"/></g>'
+        )
+    height = 150 * -(-len(panels) // 3)
+    size = f'viewBox="0 0 770 {height}" font-family="sans-serif" font-size="13"'
+    start = f'<svg xmlns="http://www.w3.org/2000/svg" {size}>'
+    return "\n".join([start, f'<rect width="770" height="{height}" fill="#fff"/>', *panels, "</svg>"]) + "\n"
+
+
+def write_page() -> None:
+    """Write the table of recipes/README.md, and the picture."""
+    page = RECIPES / "README.md"
+    page.write_text(_TABLE.sub(lambda _: table(), page.read_text()))
+    (RECIPES / "curves.svg").write_text(picture())
+
+
+def main() -> None:
+    """Measure the given recipes, and write the page."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME", choices=[[], *names()])
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--folder", type=Path, default=Path("outputs/recipes"))
+    given = parser.parse_args()
+    for name in given.names:
+        measure(name, given.seeds, given.folder.absolute() / name)
+    write_page()
+
+
+if __name__ == "__main__":
+    main()

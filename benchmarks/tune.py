@@ -2,10 +2,10 @@
 
     python -m benchmarks.tune [TASK ...] [--seeds 0 1 2] [--folder DIR]
 
-The tasks are two recipes of benchmarks/recipes.py and the game in benchmarks/guess.py. The measure is the
-number of steps until the mean reward of five steps has reached a target, as the median over seeds. The best
-rate of the grid is the one with the fewest steps. `rl tune` then starts at 30 times that rate and at a 30th
-of it, with the first seed only, and its rate is trained with all seeds.
+The tasks are three recipes. The measure is the number of steps until the mean reward of five steps has
+reached a target, as the median over seeds. The best rate of the grid is the one with the fewest steps.
+`rl tune` then starts at 30 times that rate and at a 30th of it, with the first seed only, and its rate is
+trained with all seeds.
 
 The sanity test uses the rate that `rl tune` finds. Its questions are those that the model answers correctly
 20 to 80 % of the time, and it must reach more than 95 %. Everything runs in one process; existing results are
@@ -15,25 +15,20 @@ reused.
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import os
-import random
 import shutil
 import statistics
 import sys
 import tomllib
 from collections import defaultdict
-from collections.abc import Iterator
-from dataclasses import replace
-from itertools import cycle
 from pathlib import Path
 from unittest import mock
 
-from benchmarks.letters import LETTERS, questions
-from benchmarks.recipes import RECIPES, Chat, warm_start, write_settings
+from benchmarks.recipes import RECIPES, prepare
 from tests.setup.tuning.here import carry_out, play
 
-from benchmarks import guess
 from buckeye import runs
 from buckeye.config.load import load_config
 from buckeye.config.rl import RLConfig
@@ -49,32 +44,16 @@ SOLVED = (0.2, 0.8)  # of the answers to a question that is neither easy nor har
 PASSED = 0.95
 
 
-def guesses(seed: int) -> Iterator[Chat]:
-    """Return games of a player who guesses random letters."""
-    draw = random.Random(seed)
-    for _ in range(1200):
-        said = [guess.QUESTION, draw.choice(LETTERS), "no", draw.choice(LETTERS), "no", draw.choice(LETTERS)]
-        roles = cycle(["user", "assistant"])
-        yield [{"role": role, "content": text} for role, text in zip(roles, said, strict=False)]
-
-
-CAPITAL = RECIPES["capitals"]
-TASKS = {
-    "emit": (RECIPES["letters"], 0.9),
-    "capitals": (CAPITAL, 0.6),
-    "guess": (
-        replace(RECIPES["letters"], chats=guesses, env=guess.__file__, args={}, tokens=4),
-        0.6,
-    ),
-}
-"""Recipe of each task, and the reward to reach."""
-SANITY = "sanity"
-ASKED = RECIPES[SANITY]
+TASKS = {"letters": 0.9, "alphabet-sort": 0.9, "sft-then-rl": 0.6}
+"""Reward to reach."""
+SANITY, OF_SANITY = "sanity", "sft-then-rl"
 
 
 def settings(folder: Path, *words: str, steps: int = MOST) -> RLConfig:
     """Return the settings of a task, with changes."""
-    files = ["@", str(folder / "rl.toml"), "--log.level", "error", "--max-steps", str(steps)]
+    file = folder / "run.toml"
+    model = folder / tomllib.loads(file.read_text())["model"]["name"]
+    files = ["@", str(file), "--model.name", str(model), "--log.level", "error", "--max-steps", str(steps)]
     return load_config(RLConfig, [*files, *words])
 
 
@@ -131,31 +110,34 @@ def against_grid(folder: Path, target: float, seeds: list[int]) -> None:
         print(f"  {found / grid[best]:.2f} times the best of the grid", flush=True)
 
 
-def solved_now_and_then(folder: Path) -> list[str]:
-    """Return the questions that the model answers neither always nor never."""
+def half_solved(folder: Path) -> Path:
+    """Write the prompts that the model answers neither always nor never; return their file."""
     rewards(folder, "still", 0, "--trainer.optim.lr", "1e-12", steps=STILL)
     groups = runs.open(folder / "still-0").query(
         "SELECT task, avg(reward) FROM rollouts WHERE retried = 0 GROUP BY split, step, env, grp, dropped"
     )
-    asked, earned = (
-        [question for question, _ in questions("capital", 512)],
-        defaultdict[str, list[float]](list),
-    )
+    earned = defaultdict[int, list[float]](list)
     for task, mean in groups:
-        earned[asked[int(task.rpartition("-")[2])]].append(mean)
+        earned[int(task)].append(mean)
     low, high = SOLVED
-    return sorted(question for question, each in earned.items() if low <= statistics.fmean(each) <= high)
+    rows = (folder / "outputs" / "prompts.jsonl").read_text().splitlines(keepends=True)
+    kept = [rows[task] for task, means in sorted(earned.items()) if low <= statistics.fmean(means) <= high]
+    file = folder / "outputs" / "half_solved.jsonl"
+    file.write_text("".join(kept))
+    print(f"{len(kept)} questions", flush=True)
+    return file
 
 
 def sanity(folder: Path, seeds: list[int]) -> None:
     """Print the share of correct answers in the last steps, in which the rate has decayed to almost 0."""
-    only, start = solved_now_and_then(folder), folder / "sft" / "weights" / f"step_{ASKED.warm}"
-    write_settings(replace(ASKED, args={**ASKED.args, "only": only}), folder, start, 0)
-    falling = ("--trainer.scheduler.decay", str(LONG))
-    setting = tuned(folder, FAR * GRID[2], *falling, steps=LONG)
-    print(f"{len(only)} questions; {shown(setting)}", flush=True)
+    args = {"path": str(half_solved(folder)), "reward": "exact"}
+    words = ("--orchestrator.batch-size", "256", "--orchestrator.rollouts-per-example", "16")
+    words += ("--trainer.scheduler.type", "linear", "--trainer.scheduler.decay", str(LONG))
+    words += ("--orchestrator.env.0.args", json.dumps(args))
+    setting = tuned(folder, FAR * GRID[2], *words, steps=LONG)
+    print(shown(setting), flush=True)
     for seed in seeds:
-        earned = rewards(folder, "tuned", seed, *falling, "@", str(setting), steps=LONG)
+        earned = rewards(folder, "tuned", seed, *words, "@", str(setting), steps=LONG)
         last = statistics.fmean(earned[-LAST:])
         print(f"seed {seed}: from {earned[0]:.3f} to {last:.4f}", last > PASSED, flush=True)
 
@@ -170,15 +152,14 @@ def main() -> int:
     given = parser.parse_args()
     os.environ["BUCKEYE_THREADS"] = "1"
     for name in given.tasks:
+        recipe = OF_SANITY if name == SANITY else name
         folder = given.folder.absolute() / name
-        recipe, target = TASKS["capitals" if name == SANITY else name]
-        if not (folder / "rl.toml").exists():
-            write_settings(recipe, folder, warm_start(recipe, folder, 0), 0)
+        prepare(RECIPES / recipe, folder)
         print(f"\n{name}", flush=True)
         if name == SANITY:
             sanity(folder, given.seeds)
         else:
-            against_grid(folder, target, given.seeds)
+            against_grid(folder, TASKS[name], given.seeds)
     return 0
 
 

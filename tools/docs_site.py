@@ -13,6 +13,7 @@ ROOT = Path(__file__).resolve().parent.parent
 OUTSIDE = {
     "README.md": "index.md",
     "docs/README.md": "documentation.md",
+    "recipes/README.md": "tutorials/recipes.md",
     "benchmarks/README.md": "explanation/benchmarks.md",
     "environments/dakota1890/README.md": "explanation/dakota1890.md",
     "environments/dakota1890/RESULTS.md": "explanation/dakota1890-results.md",
