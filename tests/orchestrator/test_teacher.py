@@ -23,7 +23,7 @@ TOKENS = [1, 2, 3]
 
 
 @contextmanager
-def serving(answers=(), logprob=-0.25):
+def serving(answers=(), logprob=-0.25, name="big"):
     """Yield the URL of a teacher that gives every token one log-prob, and the list of its requests.
 
     `answers` are the statuses of its first replies on /v1/completions; 0 closes the connection.
@@ -35,7 +35,7 @@ def serving(answers=(), logprob=-0.25):
             """Print nothing."""
 
         def do_GET(self):
-            self._reply({"data": [{"id": "big", "owned_by": "vllm"}]})
+            self._reply({"data": [{"id": name, "owned_by": "vllm"}]})
 
         def do_POST(self):
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -107,6 +107,14 @@ def test_scores_are_of_the_sampled_tokens_only():
     assert metrics["teacher/retries"] == 0
     assert sorted(len(request["prompt"]) for request in requests) == [2, 5]
     assert {(r["model"], r["max_tokens"], r["prompt_logprobs"]) for r in requests} == {("big", 1, 0)}
+
+
+def test_a_teacher_may_be_named_by_a_relative_path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "big").mkdir()
+    with serving(name=str(tmp_path / "big")) as (url, requests):
+        scored(url, [group(rollout(1.0, turns=(1,)))])
+    assert {request["model"] for request in requests} == {str(tmp_path / "big")}
 
 
 @pytest.mark.parametrize(("reward_weight", "expected"), [(0.0, [0.5, 0.5]), (2.0, [1.5, 1.5])])

@@ -7,6 +7,7 @@ import itertools
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -54,6 +55,8 @@ class Teacher:
     """
 
     def __init__(self, config: TeacherConfig) -> None:
+        if Path(config.model).is_dir():  # a server names a local model by its absolute path
+            config = config.model_copy(update={"model": str(Path(config.model).resolve())})
         self._config = config
         self._replicas = [
             Replica(
