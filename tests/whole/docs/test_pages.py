@@ -40,7 +40,10 @@ from buckeye.workers.worker_side.adapters import (
 problem = cache(printed_commands.problem)
 INDEX = ROOT / "docs" / "README.md"
 PAGES = [
-    *(ROOT / name for name in ("README.md", "AGENTS.md", "SECURITY.md", "benchmarks/README.md", "recipes/README.md")),
+    *(
+        ROOT / name
+        for name in ("README.md", "AGENTS.md", "SECURITY.md", "benchmarks/README.md", "recipes/README.md")
+    ),
     *sorted((ROOT / "skills").rglob("*.md")),
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
