@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -19,8 +19,14 @@ from buckeye.cli.env_options import (
     VariablesOption,
     column_arguments,
     environment_config,
+    print_table,
 )
+from buckeye.errors import UsageError
 from buckeye.evaluation.environment_args import ArgOption, ArgsOption, environment_args
+
+if TYPE_CHECKING:
+    from buckeye.config.environments import EnvConfig
+    from buckeye.evaluation.env_check import CheckOptions
 
 
 def env_check(
@@ -52,14 +58,35 @@ def env_check(
     seed: Annotated[int, typer.Option(help="Seed of the sample and of the policies.")] = 0,
     strict: Annotated[bool, typer.Option("--strict", help="Exit code 1 also for warnings.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    certify: Annotated[
+        bool, typer.Option("--certify", help="Also run sessions side by side, and write a certificate.")
+    ] = False,
+    sessions: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Number of sessions side by side, for --certify.")
+    ] = 200,
+    out: Annotated[
+        Path, typer.Option(metavar="FILE", help="File of the certificate; its page is next to it.")
+    ] = Path("certificate.json"),
+    sign: Annotated[
+        Path | None, typer.Option(metavar="KEYFILE", help="SSH key that signs the certificate.")
+    ] = None,
+    verify: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Compare a certificate with the installed environment."),
+    ] = None,
 ) -> None:
     """Check the tasks, splits and rewards of an environment, without a model.
 
-    The exit code is 1 if a check fails.
+    The exit code is 1 if a check fails, or if the environment differs from the certificate of --verify.
     """
     import asyncio
 
     from buckeye.evaluation.env_check import CheckOptions, check_environment
+
+    if verify is not None:
+        _verify(verify, as_json=as_json)
+        return
+    _check_flags(certify=certify, sign=sign)
     from buckeye.launch.mcp_gateways import DEFAULT_ROLLOUTS, local_gateway
 
     given = environment_args(arg, args) | column_arguments(reward, prompt_column, answer_column)
@@ -78,6 +105,9 @@ def env_check(
             variables=tuple(environment.variables),
             progress=progress,
         )
+        if certify:
+            _certify(environment, options, sessions, out, sign, as_json=as_json, strict=strict)
+            return
         report = asyncio.run(check_environment(environment.id, environment.args, options))
     if as_json:
         typer.echo(json.dumps(report.to_json(), ensure_ascii=False))
@@ -86,6 +116,60 @@ def env_check(
 
         typer.echo(report_text(report))
     if not report.passed or (strict and report.counts["warning"]):
+        raise typer.Exit(1)
+
+
+def _check_flags(*, certify: bool, sign: Path | None) -> None:
+    if sign is not None and not certify:
+        raise UsageError(
+            "--sign signs the certificate of --certify", code="BK-CLI-CONFLICT", hint="add --certify"
+        )
+    if sign is not None and not sign.is_file():
+        raise UsageError(f"no key file {sign}", code="BK-FILE-NOT-FOUND", hint="create it: ssh-keygen")
+
+
+def _certify(
+    environment: EnvConfig,
+    options: CheckOptions,
+    sessions: int,
+    out: Path,
+    key: Path | None,
+    *,
+    as_json: bool,
+    strict: bool,
+) -> None:
+    """Write the certificate, and print its checks."""
+    import asyncio
+
+    from buckeye.evaluation.certify.certificate import certify, write_certificate
+
+    made = asyncio.run(certify(environment.id, environment.args, options, sessions=sessions))
+    files = write_certificate(made, out, key)
+    if as_json:
+        typer.echo(json.dumps(made, ensure_ascii=False))
+    else:
+        print_table(
+            ("check", "verdict", ""), [(c["name"], c["verdict"], c["detail"]) for c in made["checks"]]
+        )
+        typer.echo(f"\n{made['environment']['name']}: {made['verdict']}; wrote {', '.join(map(str, files))}")
+    if made["verdict"] == "fail" or (strict and made["verdict"] == "warn"):
+        raise typer.Exit(1)
+
+
+def _verify(path: Path, *, as_json: bool) -> None:
+    """Print what changed since the certificate."""
+    from buckeye.evaluation.certify.certificate import read_certificate, renewal_command, verify_certificate
+
+    certificate = read_certificate(path)
+    changed = verify_certificate(certificate)
+    if as_json:
+        typer.echo(json.dumps({"changed": changed, "verdict": certificate["verdict"]}, ensure_ascii=False))
+    else:
+        name, verdict = certificate["environment"]["name"], certificate["verdict"]
+        same = f"{name}: files and tasks are those of the certificate of {certificate['date']} ({verdict})"
+        typer.echo("\n".join(changed) or same)
+    if changed:
+        typer.echo(f"Renew it: {renewal_command(certificate, path)}", err=True)
         raise typer.Exit(1)
 
 

@@ -74,7 +74,12 @@ def _normalize_output(rollout: ProbeRollout, index: int) -> str:
     """Return an output with `#` in place of noise, and a fixed word in place of the rollout's `mark`."""
     if index >= len(rollout.outputs):
         return "(the rollout ended before this output)"
-    return _NOISE.sub("#", rollout.outputs[index][1].replace(rollout.mark, _OWN_WORD))
+    return mask_noise(rollout.outputs[index][1].replace(rollout.mark, _OWN_WORD))
+
+
+def mask_noise(text: str) -> str:
+    """Return the text with `#` in place of times, durations, process ids and random ids."""
+    return _NOISE.sub("#", text)
 
 
 def _mask_process_ids(texts: Sequence[str], rollouts: Sequence[ProbeRollout]) -> list[str]:

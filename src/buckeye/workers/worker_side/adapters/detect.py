@@ -70,12 +70,14 @@ def _load(env_id: str, args: Json, context: Json) -> Adapter:
 
 
 def import_module(env_id: str, named: str | None = None) -> ModuleType:
-    """Import the module of `owner/name@version`, of a project folder, or of a Python file.
+    """Import the module `named`, or that of `owner/name@version`, of a project folder, or of a Python file.
 
     Raises ModuleNotFoundError if a module is missing, and AdapterError for any other error of the import.
     """
     path = Path(os.path.expanduser(env_id))
-    is_local = path.exists() and (path.suffix == ".py" or env_id.startswith((".", "/", "~")))
+    is_local = (
+        named is None and path.exists() and (path.suffix == ".py" or env_id.startswith((".", "/", "~")))
+    )
     if is_local:
         name, root = _local_module(path.resolve())
         sys.path.insert(0, str(root))

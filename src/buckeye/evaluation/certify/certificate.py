@@ -1,0 +1,237 @@
+"""Write, sign and verify certificates of environments."""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from buckeye.base.storage import read_json, write_file
+from buckeye.envs.settings import with_variables
+from buckeye.errors import BuckeyeError, UsageError
+from buckeye.evaluation.certify import home_runner
+from buckeye.evaluation.certify.identity import changes, identify
+from buckeye.evaluation.certify.measures import measure_sessions
+from buckeye.evaluation.certify.resources import Measurement, Verdict
+from buckeye.evaluation.certify.sessions import Session
+from buckeye.evaluation.checks.result import CheckStatus
+from buckeye.evaluation.checks.samples import probes_of
+from buckeye.evaluation.env_check import CheckOptions, EnvCheckReport, check_environment
+from buckeye.workers import loading
+from buckeye.workers.environment import WorkerEnvironment
+from buckeye.workers.installed import find_installed
+from buckeye.workers.loading import find_interpreter, open_environment, package_name
+
+FORMAT = "buckeye-certificate-1"
+NAMESPACE = "buckeye-certificate"
+"""Namespace of the signature, for `ssh-keygen -Y verify -n`."""
+_VERDICTS: Mapping[CheckStatus, Verdict] = {
+    "pass": "pass", "note": "pass", "warning": "warn", "error": "fail", "not run": "not run"
+}  # fmt: skip
+_TOLERANCE = 1e-6
+_PROGRAM_SECONDS = 120.0
+
+
+async def certify(
+    env_id: str, args: Mapping[str, Any], options: CheckOptions, *, sessions: int
+) -> dict[str, Any]:
+    """Run all checks, and return the certificate. Raise `UsageError` if the environment cannot be loaded."""
+    report = await check_environment(env_id, args, options)
+    settings = with_variables(options.variables)
+    environment = open_environment(env_id, args, settings)
+    if not isinstance(environment, WorkerEnvironment):  # a worker opens it in the same way
+        settings = replace(settings, module=loading.__name__)
+    measured, ran = await measure_sessions(
+        env_id,
+        args,
+        settings,
+        probes_of(environment),
+        sessions=sessions,
+        budget=options.budget,
+        progress=options.progress,
+    )
+    checks = [*_from_report(report), *measured, _parity(env_id, args, ran)]
+    return {
+        "format": FORMAT,
+        "environment": {"id": env_id, "args": dict(args), "name": report.environment},
+        "verdict": _worst(checks),
+        "checks": [asdict(check) for check in checks],
+        **identify(environment, env_id, args),
+        "settings": {
+            "sessions": sessions,
+            "sample": options.sample,
+            "budget": options.budget,
+            "max_content_free": options.limit,
+            "seed": options.seed,
+        },
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def write_certificate(certificate: Mapping[str, Any], path: Path, key: Path | None) -> list[Path]:
+    """Write the certificate, its page, and with `key` its signature. Return the paths of these files."""
+    page = path.with_suffix(".md")
+    write_file(path, json.dumps(certificate, indent=1, ensure_ascii=False) + "\n")
+    write_file(page, certificate_page(certificate, path.name))
+    signature = Path(f"{path}.sig")
+    signature.unlink(missing_ok=True)
+    if key is None:
+        return [path, page]
+    _ssh_keygen(
+        ["-Y", "sign", "-q", "-f", str(key), "-n", NAMESPACE, str(path)], "cannot sign the certificate"
+    )
+    return [path, page, signature]
+
+
+def read_certificate(path: Path) -> dict[str, Any]:
+    """Return the certificate in a file. Raise `UsageError` for another file or a wrong signature."""
+    value = read_json(path)
+    if not isinstance(value, dict) or value.get("format") != FORMAT:
+        raise UsageError(f"{path} is not a certificate of this version", code="BK-FILE-FORMAT")
+    signature = Path(f"{path}.sig")
+    if signature.exists():
+        argv = ["-Y", "check-novalidate", "-n", NAMESPACE, "-s", str(signature)]
+        _ssh_keygen(argv, f"the signature {signature} does not fit {path}", path.read_bytes())
+    return value
+
+
+def verify_certificate(certificate: Mapping[str, Any]) -> list[str]:
+    """Compare the hashes with the installed environment, and return the changes as lines."""
+    env_id, args = certificate["environment"]["id"], certificate["environment"]["args"]
+    environment = open_environment(env_id, args, with_variables(()))
+    return changes(certificate, identify(environment, env_id, args))
+
+
+def renewal_command(certificate: Mapping[str, Any], path: Path) -> str:
+    """Return the command that makes the certificate again."""
+    environment, settings = certificate["environment"], certificate["settings"]
+    argv = ["buckeye", "env", "check", environment["id"], "--certify", "--out", str(path)]
+    argv += ["--args", json.dumps(environment["args"])] if environment["args"] else []
+    argv += ["--sessions", str(settings["sessions"]), "--budget", f"{settings['budget']:g}"]
+    return shlex.join(argv)
+
+
+def certificate_page(certificate: Mapping[str, Any], file: str) -> str:
+    """Return the certificate as a Markdown page."""
+    package, versions = certificate["package"], certificate["versions"]
+    rows = [
+        f"| {check['name']} | {check['verdict']} | {_cell(check['detail'])} |"
+        for check in certificate["checks"]
+    ]
+    tasks = [f"| {split} | {t['count']:,} | `{t['sha256']}` |" for split, t in certificate["tasks"].items()]
+    return "\n".join(
+        [
+            f"# Certificate of {certificate['environment']['name']}: {certificate['verdict']}",
+            "",
+            "| check | verdict | measured |",
+            "|---|---|---|",
+            *rows,
+            "",
+            f"Made on {certificate['date']} with Buckeye {versions['buckeye']} and Python "
+            f"{versions['python']}. Version {package['version'] or 'unknown'}, "
+            f"{len(package['files'])} files with the hash `{package['sha256']}`.",
+            "",
+            "| tasks | number | SHA-256 |",
+            "|---|---|---|",
+            *tasks,
+            "",
+            f"Compare it with the installed environment: `buckeye env check --verify {file}`",
+            "",
+        ]
+    )
+
+
+def _worst(checks: Sequence[Measurement]) -> Verdict:
+    """Return the worst verdict; without sessions, an environment does not pass."""
+    found = {check.verdict for check in checks}
+    has_sessions = any(check.name == "determinism" and check.verdict != "not run" for check in checks)
+    return "fail" if "fail" in found else "warn" if "warn" in found else "pass" if has_sessions else "not run"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("<", "\\<").replace("\n", " ")
+
+
+def _from_report(report: EnvCheckReport) -> list[Measurement]:
+    """Return the checks of `buckeye env check` as measurements."""
+    known = [score for score in report.scores if not math.isnan(score.mean)]
+    best = max(known, key=lambda score: score.mean - report.chance[score.group], default=None)
+    numbers: dict[str, dict[str, float]] = {
+        "probes": {"probes": len(report.probes), "wrong": sum(not p.is_expected for p in report.probes)},
+        "every reply is graded": {"rollouts": report.rollouts, "errored": report.errored},
+    }
+    if best is not None:
+        chance = report.chance[best.group]
+        numbers["content-free policies"] = {"reward": round(best.mean, 4), "chance": round(chance, 4)}
+    return [
+        Measurement(check.name, _VERDICTS[check.status], check.detail, numbers.get(check.name, {}))
+        for check in report.checks
+    ]
+
+
+def _parity(env_id: str, args: Mapping[str, Any], sessions: Sequence[Session]) -> Measurement:
+    """Compare rewards with those that the environment's library computes for the recorded replies."""
+    name, library = "reward parity", env_id.partition("/")[0]
+    installed = find_installed(package_name(env_id))
+    runner = installed.generation if installed is not None else library
+    if runner not in home_runner.RUNNERS:
+        return Measurement(name, "not run", "Buckeye has no second runner for this kind of environment")
+    scored = [session for session in sessions if session.outcome.reward is not None]
+    request = {
+        "runner": runner,
+        "name": env_id.partition("/")[2] if library == runner or installed is None else installed.module,
+        "args": dict(args),
+        "sessions": [
+            {
+                "data": dict(session.plan.task.data),
+                "replies": [reply.get("content") or "" for reply in session.replies],
+            }
+            for session in scored
+        ],
+    }
+    argv = [str(find_interpreter(env_id, with_variables(()))), "-I", home_runner.__file__]
+    try:
+        done = _run(argv, json.dumps(request).encode())
+    except subprocess.TimeoutExpired:
+        return Measurement(name, "not run", f"the library took more than {_PROGRAM_SECONDS:g} s")
+    if done.returncode:
+        return Measurement(name, "not run", f"the library failed: {_last_line(done.stderr)}")
+    rewards = json.loads(done.stdout.splitlines()[-1])
+    pairs = [(session, reward) for session, reward in zip(scored, rewards, strict=True) if reward is not None]
+    wrong = [(s, reward) for s, reward in pairs if abs(float(s.outcome.reward or 0.0) - reward) > _TOLERANCE]
+    measured = {"sessions": len(pairs), "differ": len(wrong)}
+    if not pairs:
+        return Measurement(name, "not run", "no session ended in the library", measured)
+    if wrong:
+        session, reward = wrong[0]
+        detail = f"{session.plan.task.id}: {session.outcome.reward:g} here, {reward:g} in the library"
+        return Measurement(name, "fail", f"{len(wrong)} of {len(pairs)} rewards differ; {detail}", measured)
+    return Measurement(name, "pass", f"{len(pairs)} rewards equal those of the library", measured)
+
+
+def _ssh_keygen(args: Sequence[str], problem: str, data: bytes | None = None) -> None:
+    """Run `ssh-keygen`, which asks on the terminal for a passphrase. Raise `BuckeyeError` if it fails."""
+    try:
+        done = _run(["ssh-keygen", *args], data)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise BuckeyeError(
+            f"{problem}: {error}", code="BK-CERTIFICATE-SIGNATURE", hint="install OpenSSH"
+        ) from None
+    if done.returncode:
+        raise BuckeyeError(f"{problem}: {_last_line(done.stderr)}", code="BK-CERTIFICATE-SIGNATURE")
+
+
+def _run(argv: Sequence[str], data: bytes | None) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(  # noqa: S603, an argument list without a shell
+        argv, input=data, capture_output=True, timeout=_PROGRAM_SECONDS, check=False
+    )
+
+
+def _last_line(output: bytes) -> str:
+    return next(reversed(output.decode(errors="replace").strip().splitlines()), "no message")

@@ -1,0 +1,128 @@
+"""`buckeye env check --certify` as a user runs it, on sound environments and on planted faults."""
+
+import json
+import subprocess
+
+import pytest
+
+from tests.command import run_here
+from tests.places import ROOT
+
+FAULTY = str(ROOT / "tests" / "evaluation" / "faulty.py")
+CERTIFICATES = sorted((ROOT / "environments" / "certificates").glob("*.json"))
+_MACHINE = {"cost", "concurrency", "content-free policies"}
+"""Checks that depend on the machine or its load."""
+
+
+def certify(folder, *words, env=FAULTY, sessions="100", budget="10"):
+    words = ["--certify", "--sessions", sessions, "--budget", budget, *words]
+    done = run_here("env", "check", env, *words, cwd=folder)
+    return done, json.loads((folder / "certificate.json").read_text())
+
+
+def verdicts(certificate, *wanted):
+    return {check["name"]: check["verdict"] for check in certificate["checks"] if check["verdict"] in wanted}
+
+
+@pytest.mark.parametrize("path", CERTIFICATES, ids=lambda path: path.stem)
+def test_our_environments_are_those_of_their_certificates(path):
+    done = run_here("env", "check", "--verify", str(path), cwd=ROOT)
+    assert done.returncode == 0, f"{done.stdout}{done.stderr}"
+
+
+def test_a_certificate_names_faults_and_is_signed_and_verified(tmp_path):
+    environment, key = tmp_path / "mine.py", tmp_path / "key"
+    environment.write_text((ROOT / "tests" / "evaluation" / "faulty.py").read_text())
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True)
+    faults = json.dumps({"faults": ["file", "memory", "thread", "component"]})
+    words = ["--args", faults, "--sign", str(key)]
+    done, certificate = certify(tmp_path, *words, env="./mine.py", sessions="50", budget="5")
+    assert done.returncode == 1
+    assert certificate["verdict"] == "fail"
+    assert verdicts(certificate, "fail") == dict.fromkeys(
+        ["leak of memory", "leak of open files", "leak of threads"], "fail"
+    )
+    assert verdicts(certificate, "warn")["components"] == "warn"
+    measured = {check["name"]: check["measured"] for check in certificate["checks"]}
+    assert measured["leak of open files"]["per_session"] == 1.0
+    assert 90 <= measured["leak of memory"]["per_session"] <= 180  # with the stacks of the threads
+    assert (tmp_path / "certificate.md").read_text().startswith("# Certificate of faulty: fail\n")
+
+    check = ["env", "check", "--verify", "certificate.json"]
+    assert run_here(*check, cwd=tmp_path).returncode == 0
+    environment.write_text(environment.read_text().replace("* 37", "* 41"))
+    changed = run_here(*check, "--json", cwd=tmp_path)
+    assert changed.returncode == 1
+    assert json.loads(changed.stdout)["changed"] == [
+        "file changed: mine.py",
+        "tasks changed: eval (60 before, 60 now)",
+        "tasks changed: train (60 before, 60 now)",
+    ]
+    assert "buckeye env check ./mine.py --certify --out certificate.json" in changed.stderr
+    path = tmp_path / "certificate.json"
+    path.write_text(path.read_text().replace('"fail"', '"pass"'))
+    forged = run_here(*check, cwd=tmp_path)
+    assert forged.returncode == 1
+    assert "BK-CERTIFICATE-SIGNATURE" in forged.stderr
+
+
+FAULTS = {
+    "counter": "isolation",
+    "file": "leak of open files",
+    "temporary file": "leak of temporary files",
+    "memory": "leak of memory",
+    "thread": "leak of threads",
+    "child": "leak of child processes",
+    "random": "determinism",
+    "clock": "determinism",
+    "component": "components",
+    "range": "rewards from 0 to 1",
+    "cancel": "timeouts",
+    "blocks": "concurrency",
+    "overlap": "train and held-out are disjoint",
+    "answer shown": "no answer in the prompt",
+}
+SOUND = [
+    "",
+    "train only",
+    "no probes",
+    "clock shown",
+    "turns",
+    "slow",
+    "busy",
+    "child",
+    "files",
+    "cache",
+    "no components",
+    "penalty",
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("fault", "check"), FAULTS.items())
+def test_every_planted_fault_is_named(tmp_path, fault, check):
+    _, certificate = certify(tmp_path, "--arg", f"faults={fault}", budget="20")
+    assert check in verdicts(certificate, "fail", "warn")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", SOUND)
+def test_a_sound_environment_passes(tmp_path, kind):
+    _, certificate = certify(tmp_path, "--arg", f"kind={kind}", budget="20")
+    assert verdicts(certificate, "fail", "warn") == {}
+    assert certificate["verdict"] == "pass"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", CERTIFICATES, ids=lambda path: path.stem)
+def test_a_new_certificate_has_the_verdicts_of_the_one_in_the_repository(tmp_path, path):
+    recorded = json.loads(path.read_text())
+    environment, out = recorded["environment"], tmp_path / "certificate.json"
+    words = [environment["id"], "--args", json.dumps(environment["args"]), "--certify", "--out", str(out)]
+    run_here("env", "check", *words, cwd=ROOT)
+    renewed = json.loads(out.read_text())
+    found = [
+        {check["name"]: check["verdict"] for check in certificate["checks"] if check["name"] not in _MACHINE}
+        for certificate in (recorded, renewed)
+    ]
+    assert found[1] == found[0]
