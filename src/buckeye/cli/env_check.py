@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from buckeye.base.distribution import need
 from buckeye.base.terminal import status_line
 from buckeye.cli.env_options import (
     AnswerColumnOption,
@@ -120,6 +121,8 @@ def env_check(
 
 
 def _check_flags(*, certify: bool, sign: Path | None) -> None:
+    if certify:
+        need("uvicorn", "A certificate")
     if sign is not None and not certify:
         raise UsageError(
             "--sign signs the certificate of --certify", code="BK-CLI-CONFLICT", hint="add --certify"

@@ -51,6 +51,7 @@ COMMANDS = (
     Command("env new", "create a new environment", "env"),
     Command("env check", "check for exploitable rewards and leaks", "env_check"),
     Command("env attack", "search for replies that are rewarded without the task", "env_attack"),
+    Command("env survey", "certify all environments of a library", "env_survey"),
     Command("env play", "run rollouts with a person, random actions or a model", "env_play"),
     Command("env build", "build an image and write buckeye.lock.yaml", "env_image"),
     Command("env push", "push an image to a registry", "env_image"),
@@ -102,7 +103,7 @@ TITLES = {
     "env": {
         "Write": ("new", "check", "attack", "play"),
         "As an image": ("build", "push"),
-        "Third-party": ("install", "list", "remove", "trust"),
+        "Third-party": ("install", "list", "survey", "remove", "trust"),
     },
 }
 """Titles in the help of a group, each with its commands."""

@@ -1,1 +1,1 @@
-"""Certificate of an environment: which checks it passed, with which files and tasks."""
+"""Certificate of an environment: verdicts of all checks, hashes of files and tasks, and a signature."""

@@ -22,9 +22,9 @@ from buckeye.evaluation.certify.resources import (
     Measurement,
     find_leaks,
     measure_resources,
-    own_temporary_folder,
     processor_seconds,
     rounded,
+    separate_temporary_folder,
 )
 from buckeye.evaluation.certify.sessions import (
     MAX_TURNS,
@@ -44,6 +44,7 @@ from buckeye.workers.environment import WorkerEnvironment
 from buckeye.workers.loading import open_environment
 
 _MAX_PLANS = 100
+_MIN_SECONDS = 20.0
 _SHARES = {"one by one": 0.25, "again": 0.6, "without a part of the reply": 0.75, "side by side": 2.0}
 """Deadline of each phase, relative to the budget."""
 _PAUSES = (0.37, 0.23)
@@ -102,15 +103,15 @@ async def measure_sessions(
 ) -> tuple[list[Measurement], list[Session]]:
     """Run sessions in two new worker processes, `sessions` of them side by side.
 
-    Return the checks, and the sessions that ran one by one. The sessions take at most `budget` seconds twice.
+    Return the checks, and the sessions that ran one by one. They take at most 40, or twice `budget` seconds.
     """
     settings = replace(settings, isolation="process", max_turns=MAX_TURNS, cancel_timeout=_CANCEL_SECONDS)
-    with own_temporary_folder() as temporary:
+    with separate_temporary_folder() as temporary:
         opened = [await asyncio.to_thread(open_environment, env_id, args, settings) for _ in range(2)]
         workers = [environment for environment in opened if isinstance(environment, WorkerEnvironment)]
         try:
             plans = make_plans(_first_tasks(workers[0]), probes, min(sessions, _MAX_PLANS))
-            bench = _Bench((workers[0], workers[1]), time.monotonic(), budget, progress)
+            bench = _Bench((workers[0], workers[1]), time.monotonic(), max(budget, _MIN_SECONDS), progress)
             return await _measure(bench, plans, sessions, temporary), bench.reference
         finally:
             for environment in workers:

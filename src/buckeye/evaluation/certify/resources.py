@@ -86,8 +86,8 @@ def processor_seconds(environment: WorkerEnvironment) -> float:
 
 
 @contextmanager
-def own_temporary_folder() -> Iterator[Path]:
-    """Let workers that start in the block write their temporary files into a folder of their own."""
+def separate_temporary_folder() -> Iterator[Path]:
+    """Let workers that start in the block use a separate folder for temporary files."""
     before = os.environ.get("TMPDIR")
     with tempfile.TemporaryDirectory(prefix="buckeye-certify-", ignore_cleanup_errors=True) as folder:
         os.environ["TMPDIR"] = folder
