@@ -3,6 +3,7 @@
 import copy
 
 import torch
+from hypothesis import strategies as st
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 LAYERS, VOCAB, MAX_PARAMETERS = 2, 96, 2_000_000
@@ -53,8 +54,44 @@ QUICK = (
         "starcoder2",
     ),
     *("gemma", "gemma2", "cohere", "cohere2", "nemotron", "glm4", "arcee", "mixtral", "deepseek_v3"),
+    "gpt_oss",
 )
 """Families without a built-in decoder that cover all kinds of attention, positions and heads."""
+
+
+_FIXED = ("token_id", "dropout", "init", "encoder", "cross_attention", "output_", "return_dict", "use_cache")
+_ROPES = (
+    {"rope_type": "linear", "factor": 2.0},
+    {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16},
+)
+
+
+def field_values(family):
+    """Return other values of each field of a configuration class, except sizes and fields without effect."""
+    values = {}
+    for key, default in CONFIG_MAPPING[family]().to_dict().items():
+        if any(part in key for part in _FIXED) or key in ("is_causal", "chunk_size_feed_forward"):
+            continue
+        if isinstance(default, bool):
+            values[key] = [not default]
+        elif isinstance(default, float):
+            values[key] = [default / 2, default * 3]
+        elif isinstance(default, int) and key not in SMALL:
+            values[key] = [number for number in (0, 1, 2, 3) if number != default]
+        elif isinstance(default, str) and "act" in key:
+            values[key] = ["gelu", "silu", "relu", "gelu_pytorch_tanh"]
+        elif key == "rope_parameters":
+            values[key] = _ROPES
+    heads = {"num_key_value_heads": [1, 2, 4], "num_attention_heads": [2], "head_dim": [4, 16]}
+    return values | {key: heads[key] for key in heads if key in CONFIG_MAPPING[family]().to_dict()}
+
+
+@st.composite
+def changed_fields(draw, family):
+    """Draw up to three changed fields of a configuration."""
+    values = field_values(family)
+    keys = draw(st.lists(st.sampled_from(sorted(values)), max_size=3, unique=True))
+    return {key: copy.deepcopy(draw(st.sampled_from(values[key]))) for key in keys}
 
 
 class NotTinyError(Exception):
@@ -82,6 +119,15 @@ def tiny_model(family, *, seed=0, **changes):
             noise = torch.randn_like(parameter) * 0.2
             parameter.copy_(noise if parameter.dim() > 1 else parameter + noise)
     return model
+
+
+def save_uncomputable(family, directory, **changes) -> bool:
+    """Save a model whose forward pass fails. Return False if transformers cannot even make it."""
+    try:
+        _build(tiny_config(family, **changes)).save_pretrained(directory)
+    except Exception:  # transformers raises arbitrary exceptions for values that do not fit
+        return False
+    return True
 
 
 def _build(config):

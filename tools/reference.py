@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import redirect_stdout, suppress
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from buckeye.cli.commands import command_function
 from buckeye.cli.rl_page import show_rl_page
@@ -123,12 +124,72 @@ def metrics() -> str:
     return _page("Metrics", TEXTS["intros"]["metrics"], parts)
 
 
+def models() -> str:
+    """Return the page of model families, and what each part of Buckeye does with them."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as families
+
+    groups: dict[tuple[str, ...], list[str]] = {}
+    refusals: dict[str, list[str]] = {}
+    for family in families:
+        states = model_states(family)
+        if reason := states.pop("reason", ""):
+            refusals.setdefault(reason, []).append(f"`{family}`")
+        else:
+            groups.setdefault(tuple(states.values()), []).append(f"`{family}`")
+    order = sorted(groups, key=lambda states: (states.count("general"), states.count("refused")))
+    parts = [
+        _table(
+            ("`model_type`", "engine", "trainer", "LoRA", "QLoRA", "vLLM", "export"),
+            ((", ".join(groups[states]), *states) for states in order),
+        ),
+        "## Refused\n\n"
+        + _table(("reason", "`model_type`"), ((why, ", ".join(names)) for why, names in refusals.items())),
+    ]
+    return _page("Models", TEXTS["intros"]["models"], parts)
+
+
+@cache
+def model_states(family: str) -> Mapping[str, str]:
+    """Return the state of each column of the table of models; for a refused family also the "reason"."""
+    from transformers import CONFIG_MAPPING
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    from buckeye.errors import InferenceError
+    from buckeye.inference.engine.general_spec import general_reasons
+    from buckeye.inference.engine.model_fields import complete_config
+    from buckeye.trainer.model.trainable import FAMILIES
+
+    names, texts = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[family], TEXTS["models"]
+    architecture = names if isinstance(names, str) else names[0]
+    config: dict[str, Any] = {}
+    with suppress(Exception):  # the values of some classes do not fit each other
+        config = CONFIG_MAPPING[family]().to_dict()
+    config |= {"model_type": family, "architectures": [architecture]}
+    known = False
+    with suppress(InferenceError):
+        known = bool(complete_config(config, ROOT))
+    reasons = [] if known else general_reasons(config)
+    if reasons:
+        return {"reason": re.sub(r"^model_type is '[^']+'(, |: )", "", reasons[0])}
+    trainer = "built-in" if family in FAMILIES else "general"
+    has_experts = any(config.get(key) for key in config if key.endswith("experts"))
+    return {
+        "engine": "built-in" if known else "general",
+        "trainer": trainer,
+        "LoRA": "refused" if family in texts["without_linear"] else trainer,
+        "QLoRA": "refused" if has_experts or not known else trainer,
+        "vLLM": "tested" if family in texts["vllm"] else "untested",
+        "export": trainer,
+    }
+
+
 PAGES: Mapping[str, Callable[[], str]] = {
     "commands": commands,
     "settings": settings,
     "errors": errors,
     "variables": variables,
     "metrics": metrics,
+    "models": models,
 }
 """Functions that return a page, by its name."""
 

@@ -150,14 +150,23 @@ def near(logprobs):
 PROMPT = tuple(range(20, 50))
 
 
-def make_engine(directory: Path, *, slots=8, spare=0, max_len=MAX_LEN, dtype=torch.float32, device="cpu"):
+def make_engine(
+    directory: Path,
+    *,
+    slots=8,
+    spare=0,
+    max_len=MAX_LEN,
+    dtype=torch.float32,
+    device="cpu",
+    quantization=None,
+):
     spec, settings = read_served_spec(directory), {"dtype": dtype, "device": torch.device(device)}
     checkpoint = Checkpoint(directory)
     if isinstance(spec, GeneralSpec):
         weights, _ = load_general_weights(spec, checkpoint, **settings)
         cache = ColumnCache(slots=slots, spare=spare, max_len=max_len, **settings)
         return Engine(TransformersDecoder(spec, weights, cache))
-    weights = DecoderWeights(spec, **settings)
+    weights = DecoderWeights(spec, quantization=quantization, **settings)
     weights.check(checkpoint)
     weights.load(checkpoint)
     cache = KVCache(spec, slots=slots, spare=spare, max_len=max_len, **settings)

@@ -1,7 +1,10 @@
-"""Random small models of every family with its own decoder compute what transformers computes in float32."""
+"""The table of docs/reference/models.md, by test: each cell for random models over all fields of a class.
 
+Models compute what transformers and PEFT compute, in float32, or are refused.
+"""
+
+import copy
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -10,18 +13,52 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from buckeye.config.trainer import LoRAConfig
+from buckeye.errors import BuckeyeError, UsageError
+from buckeye.inference.client import SamplingParams
 from buckeye.inference.engine.architecture import read_spec
-from buckeye.inference.engine.decoder import Chunk, Decoder
-from buckeye.inference.engine.weights import Checkpoint
+from buckeye.inference.engine.general_spec import GeneralSpec, read_served_spec, unroundable_reason
+from buckeye.inference.vllm.interpreter import find_vllm
+from buckeye.launch.preflight.model_files import check_model_files
+from buckeye.trainer.model.lora import add_adapter
+from buckeye.trainer.model.policy import load_policy
+from buckeye.trainer.model.trainable import check_trainable
+from buckeye.transport.weights import read_weights_manifest
+from tests.general_models import (
+    QUICK,
+    NotTinyError,
+    changed_fields,
+    field_values,
+    save_uncomputable,
+    tiny_model,
+)
+from tests.whole.docs.reference_tool import reference
 
-from .conftest import finish, make_engine, sample
+from .conftest import VOCAB as TOKENS
+from .conftest import Server, client_of, make_engine, near
+from .family_checks import (
+    CPU,
+    LENGTH,
+    Saved,
+    check_adapter,
+    check_engine,
+    check_export,
+    check_trainer,
+    close,
+    next_logits,
+)
+from .test_adapters import adapt
+from .test_adapters import publish as publish_adapter
+from .test_server import publish as publish_model
 
-LAYERS, VOCAB, LENGTH, TOLERANCE = 4, 96, 24, 1e-4
+LAYERS, VOCAB = 4, 96
 FAMILIES = (
     *("llama", "qwen2", "qwen3", "mistral", "smollm3", "phi3", "olmo2", "olmo3", "granite", "gemma3_text"),
     "qwen3_moe",
 )
+ADAPTED = ("LoRA", "QLoRA", "export")
 SMALL = {
     "vocab_size": VOCAB,
     "hidden_size": 32,
@@ -88,23 +125,15 @@ FIELDS = {
 }
 
 
-@dataclass
-class Saved:
-    """Model in a directory, and the model of transformers with its weights."""
-
-    directory: Path
-    reference: torch.nn.Module
-
-    def logits(self, ids):
-        with torch.inference_mode():
-            return self.reference(ids[None], use_cache=False).logits[0]
+def known_fields(family):
+    kind = CONFIG_MAPPING[family]
+    return kind().to_dict().keys() | kind.attribute_map.keys()
 
 
 @st.composite
 def configs(draw, family):
     """Draw keys of the configuration class of a family, and a kind of rotary positions."""
-    kind = CONFIG_MAPPING[family]
-    known = kind().to_dict().keys() | kind.attribute_map.keys()
+    kind, known = CONFIG_MAPPING[family], known_fields(family)
     fields = {key: strategy for key, strategy in FIELDS.items() if key in known}
     config = {key: value for key, value in SMALL.items() if key in known}
     config |= draw(st.fixed_dictionaries({}, optional=fields))
@@ -140,6 +169,11 @@ def _ropes(draw, family, config, kind):
 
 
 def save(family, config, directory, *, seed=0) -> Saved:
+    """Save a random model. Raise `NotTinyError` if transformers cannot compute it."""
+    if family not in FAMILIES:
+        model = tiny_model(family, seed=seed, **config)
+        model.save_pretrained(directory)
+        return Saved(directory, model)
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(
         CONFIG_MAPPING[family](**config), dtype=torch.float32, attn_implementation="eager"
@@ -152,61 +186,172 @@ def save(family, config, directory, *, seed=0) -> Saved:
     return Saved(directory, model.eval())
 
 
-def next_logits(decoder: Decoder, ids, *cuts: int):
-    """Return the logits after `ids`. Prefill them in parts that end at `cuts`, each in another slot."""
-    start, slot = 0, 0
-    for cut in (*cuts, len(ids) - 1):
-        if start:
-            decoder.cache.copy(slot, slot + 1, start)
-            slot += 1
-        if cut > start:
-            decoder.prefill([Chunk(slot, ids[start:cut], start)])
-        start = cut
-    decoder.cache.copy(slot, 0, start)
-    return decoder.decode(ids[-1:], torch.tensor([len(ids) - 1]), len(ids))[0].clone()
+def check_cell(family, cell, config, folder: Path, state: str) -> None:
+    """Check a cell of the table for one model, or its refusal."""
+    model = save(family, config, folder / "model")
+    if cell == "engine":
+        check_engine(model, save(family, config, folder / "other", seed=1))
+    elif cell == "trainer":
+        check_trainer(model)
+    elif cell == "export":
+        check_export(model, folder)
+    elif state != "refused":
+        check_adapter(model, folder, quantization="4bit" if cell == "QLoRA" else None)
+    elif cell == "QLoRA":
+        assert unroundable_reason(model.directory, read_served_spec(model.directory))
+    else:
+        policy = load_policy(str(model.directory), CPU, frozen=True)
+        lora = LoRAConfig(target_modules=["c_attn"])
+        with pytest.raises(UsageError) as refused:
+            add_adapter(policy.model, lora, base="", frozen_dtype=torch.float32)
+        assert refused.value.code == "BK-CONFIG-VALUE"
 
 
-def compare(model: Saved, other: Saved) -> None:
-    ids = torch.randint(0, VOCAB, (LENGTH,), generator=torch.Generator().manual_seed(0))
-    expected = model.logits(ids)
-    engine = make_engine(model.directory, max_len=48, spare=4)
-    decoder = engine.decoder
-    with torch.inference_mode():
-        for position in range(LENGTH):
-            token, place = ids[position : position + 1], torch.tensor([position])
-            logits = decoder.decode(token, place, position + 1)[0]
-            torch.testing.assert_close(logits, expected[position], rtol=0, atol=TOLERANCE)
-        for cuts in ((), (7,), (3, 12)):
-            torch.testing.assert_close(next_logits(decoder, ids, *cuts), expected[-1], rtol=0, atol=TOLERANCE)
-    _compare_greedy(engine, model, ids)
-    decoder.weights.load(Checkpoint(other.directory))
-    fresh = make_engine(other.directory, max_len=48).decoder
-    with torch.inference_mode():
-        assert torch.equal(next_logits(decoder, ids), next_logits(fresh, ids))
+CELLS = [(family, cell) for family in (*FAMILIES, *QUICK) for cell in ("engine", "trainer", *ADAPTED)]
 
 
-def _compare_greedy(engine, model: Saved, ids) -> None:
-    """Compare greedy text of two prompts. The second prompt continues the first conversation."""
-    prompt = tuple(ids[:6].tolist())
-    for _ in range(2):
-        finish(engine, one := sample(prompt, max_tokens=10, top_k=1))
-        text = torch.tensor([*prompt, *one.token_ids])
-        scores = model.logits(text)[len(prompt) - 1 : -1]
-        chosen = scores.gather(1, text[len(prompt) :, None])[:, 0]
-        assert (scores.amax(-1) - chosen).max() <= 2 * TOLERANCE
-        prompt = (*prompt, *one.token_ids, 5)
+def is_fast(family, cell) -> bool:
+    return cell not in ADAPTED or family in (
+        "qwen3",
+        "phi3",
+        "gemma3_text",
+        "qwen3_moe",
+        "gpt2",
+        "deepseek_v3",
+    )
 
 
-@pytest.mark.parametrize("examples", [2, pytest.param(60, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_random_model_of_a_family_equals_transformers(family, examples):
+@pytest.mark.parametrize(
+    ("family", "cell", "examples"),
+    [
+        *(pytest.param(*c, 1, marks=[] if is_fast(*c) else [pytest.mark.slow]) for c in CELLS),
+        *(pytest.param(*c, 30, marks=pytest.mark.slow) for c in CELLS),
+    ],
+)
+def test_cell_of_the_table(family, cell, examples):
+    state = reference.model_states(family)[cell]
+
     @settings(max_examples=examples)
-    @given(configs(family))
+    @given(configs(family) if family in FAMILIES else changed_fields(family))
     def check(config):
-        with TemporaryDirectory() as one, TemporaryDirectory() as two:
-            compare(save(family, config, Path(one)), save(family, config, Path(two), seed=1))
+        with TemporaryDirectory() as folder:
+            try:
+                check_cell(family, cell, config, Path(folder), state)
+            except NotTinyError:
+                return
 
     check()
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, *QUICK])
+def test_plain_model_has_the_path_of_the_table(family, tmp_path):
+    config = {key: value for key, value in SMALL.items() if key in known_fields(family)}
+    save(family, config if family in FAMILIES else {}, tmp_path)
+    states = reference.model_states(family)
+    is_general = isinstance(check_model_files(tmp_path, "engine"), GeneralSpec)
+    assert states["engine"] == ("general" if is_general else "built-in")
+    if states["trainer"] == "built-in":
+        assert not load_policy(str(tmp_path), CPU).padded
+
+
+SERVED = {
+    "hidden_size": 64,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 32,
+    "vocab_size": TOKENS,
+}
+"""Sizes that vLLM computes on a CPU. Its smallest heads have 32 dimensions."""
+
+
+@pytest.mark.slow
+@pytest.mark.anyio
+@pytest.mark.parametrize("adapted", [False, True], ids=["weights", "adapter"])
+@pytest.mark.parametrize("family", reference.TEXTS["models"]["vllm"])
+async def test_vllm_agrees_with_the_trainer(family, adapted, tokenizer, tmp_path):
+    """Compare log-probs before and after an update of the weights, or of an adapter."""
+    found = find_vllm()
+    if found is None:
+        pytest.skip("vLLM is not installed")
+    known = known_fields(family)
+    config = {key: value for key, value in (SMALL | SERVED).items() if key in known}
+    first, second = (save(family, config, tmp_path / name, seed=n) for n, name in enumerate(("a", "b")))
+    tokenizer.save_pretrained(first.directory)
+    settings = {"backend": "vllm", "vllm_python": str(found.python), "max_num_seqs": 4}
+    settings |= {"max_lora_rank": 4} if adapted else {}
+    if adapted:
+        second = Saved(first.directory, adapt(first.reference, seed=1, target_modules=first.linear_names))
+    publish = publish_adapter if adapted else publish_model
+    path = publish(second.reference if adapted else second, tmp_path / "weights", 1)
+    manifest = read_weights_manifest(path)
+    with Server(first.directory, tmp_path / "run", **settings) as server:
+        async with client_of(server, first) as client:
+            for number, model in enumerate((first, second)):
+                if number:
+                    await client.update_weights(
+                        path, 1, manifest.checksum, canary=manifest.canary, adapter=adapted
+                    )
+                reply = await client.generate([5, 6, 7], SamplingParams(max_tokens=12, seed=3))
+                assert set(reply.versions) == {number}
+                text = torch.tensor([5, 6, 7, *reply.token_ids])
+                expected = model.logits(text)[2:-1].log_softmax(-1).gather(1, text[3:, None])[:, 0]
+                assert torch.tensor(reply.logprobs) == near(expected)
+
+
+REFUSED = {
+    "key heads without effect": ("BK-MODEL-DAMAGED", "deepseek_v3", {"num_key_value_heads": 2}),
+    "head size without effect": ("BK-MODEL-DAMAGED", "deepseek_v3", {"head_dim": 16}),
+    "no multi-query": ("BK-MODEL-DAMAGED", "falcon", {"multi_query": False}),
+    "no cache": ("BK-MODEL-UNSUPPORTED", "openai-gpt", {}),
+    "memory instead of a cache": ("BK-MODEL-UNSUPPORTED", "xlnet", {}),
+    "decoder of images": ("BK-MODEL-UNSUPPORTED", "trocr", {}),
+    "later tokens": ("BK-MODEL-UNSUPPORTED", "doge", {}),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_uncomputable_model_is_refused_before_a_start(case, tmp_path):
+    code, family, changes = REFUSED[case]
+    assert save_uncomputable(family, tmp_path, **changes)
+    with pytest.raises(BuckeyeError) as refused:
+        check_model_files(tmp_path, "engine")
+    assert refused.value.code == code
+    assert refused.value.hint
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+def test_every_family_is_computed_or_refused_before_a_start(family):
+    """Change each field of the class: engine and trainer equal transformers, or no process starts."""
+    try:
+        changes = [{key: value} for key, values in field_values(family).items() for value in values]
+    except Exception:  # the default values of some classes do not fit each other
+        changes = []
+    for change in [{}, *changes]:
+        with TemporaryDirectory() as folder:
+            _check_step(family, copy.deepcopy(change), Path(folder))
+
+
+def _check_step(family, change, folder: Path) -> None:
+    try:
+        model = Saved(folder, tiny_model(family, **change))
+        model.reference.save_pretrained(folder)
+    except NotTinyError:
+        model = None
+        if not save_uncomputable(family, folder, **change):
+            return
+    except Exception:  # transformers cannot save it
+        return
+    code = None
+    try:
+        check_model_files(folder, "engine")
+        check_trainable(str(folder))
+    except BuckeyeError as error:
+        code = error.code
+    assert code in (None, "BK-MODEL-UNSUPPORTED", "BK-MODEL-DAMAGED")
+    if code is None:
+        assert model is not None, change
+        check_trainer(model)
 
 
 def test_families_with_equal_weights_differ(tmp_path):
@@ -219,7 +364,7 @@ def test_families_with_equal_weights_differ(tmp_path):
     for key in ("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling"):
         (tmp_path / "config.json").write_text(json.dumps(written | {key: 3.0}))
         assert not torch.allclose(next_logits(make_engine(tmp_path).decoder, ids), plain, atol=0.01), key
-    torch.testing.assert_close(plain, model.logits(ids)[-1], rtol=0, atol=TOLERANCE)
+    close(plain, model.logits(ids)[-1])
 
 
 def test_long_angles_limit_the_context(tmp_path):

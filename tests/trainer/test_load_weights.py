@@ -22,7 +22,8 @@ from .trainer_config import trainer_config
 
 CPU = torch.device("cpu")
 QUICK = ("qwen3", "phi3", "gemma3_text", "apertus", "gpt2", "gpt_neox", "opt", "biogpt")
-WHOLE = ("gemma", "gemma3_text", "apertus", "gpt_bigcode", "gpt_neox")
+MIXTURES = ("qwen3_moe", "olmoe", "mixtral")
+WHOLE = ("gemma", "gemma3_text", "apertus", "gpt_bigcode", "gpt_neox", *MIXTURES)
 """Families with buffers that are not in files, or with other names in files."""
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Qwen3Config
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Qwen3Config, Qwen3MoeConfig
 
 from buckeye.base.faults import FAULTS, FAULTS_DONE
 from buckeye.base.process import RunIdentity
@@ -207,6 +207,23 @@ def test_tensor_parallel_llama(tmp_path, build_model, batches):
     train(model, tmp_path / "one", batches)
     train(model, tmp_path / "two", batches, ranks=2, division={"tp": 2})
     assert_same_run(tmp_path / "one", tmp_path / "two")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+def test_experts_on_shards(tmp_path, build_model, batches, kind):
+    """Each rank holds half of the experts of every layer."""
+    model = build_model(
+        Qwen3MoeConfig, num_experts=6, num_experts_per_tok=2, moe_intermediate_size=24, mlp_only_layers=[0]
+    )
+    optim = {"optim": {"type": kind}}
+    train(model, tmp_path / "one", batches, **optim)
+    train(model, tmp_path / "two", batches, ranks=2, division={"sharding": "full"}, **optim)
+    assert_same_run(tmp_path / "one", tmp_path / "two", tolerance=TOLERANCE[kind])
+    key = "experts/max_load"
+    loads = [{r["step"]: r[key] for r in records(tmp_path / name) if key in r} for name in ("one", "two")]
+    assert loads[0]
+    assert loads[1] == pytest.approx(loads[0], rel=0.05)
 
 
 @pytest.mark.slow

@@ -28,7 +28,7 @@ CPU = torch.device("cpu")
 LAYERS = 4
 WINDOW = 4
 LENGTHS = [23, 9, 1, 9]
-QUICK = ("llama", "qwen2", "qwen3", "mistral", "granite", "gemma3_text", "gpt2")
+QUICK = ("llama", "qwen2", "qwen3", "mistral", "granite", "gemma3_text", "gpt2", "qwen3_moe")
 SMALL = {
     "num_hidden_layers": LAYERS,
     "hidden_size": 32,
@@ -44,6 +44,11 @@ SMALL = {
     "n_positions": 512,  # gpt2
     "ffn_dim": 48,
     "word_embed_proj_dim": 32,  # opt
+    "num_experts": 4,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "shared_expert_intermediate_size": 24,
     "pad_token_id": None,
     "bos_token_id": None,
     "eos_token_id": None,
@@ -75,6 +80,9 @@ FIELDS = {
     "attn_logit_softcapping": st.sampled_from([None, 2.0]),
     "query_pre_attn_scalar": st.sampled_from([8, 256]),
     "use_bidirectional_attention": st.booleans(),
+    "norm_topk_prob": st.booleans(),
+    "decoder_sparse_step": st.integers(1, 2),
+    "mlp_only_layers": st.sampled_from([[], [0]]),
     "is_causal": st.booleans(),
     "rope_scaling": st.sampled_from(
         [

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from buckeye.errors import InferenceError
+from buckeye.errors import InferenceError, first_line
 from buckeye.inference.engine.architecture import (
     ModelSpec,
     check_sizes,
@@ -131,6 +132,56 @@ def _class_reasons(config: Mapping[str, Any]) -> Iterator[str]:
         yield f"model_type is {format_value(family)}: recurrent or hybrid layers are not supported"
     if kind.__name__.endswith("ForConditionalGeneration"):
         yield f"model_type is {format_value(family)}: only text is supported"
+    arguments = inspect.signature(kind.forward).parameters
+    if "past_key_values" not in arguments:
+        yield f"model_type is {format_value(family)}: it has no cache of keys and values"
+    if "encoder_hidden_states" in arguments and "position_ids" not in arguments:
+        yield f"model_type is {format_value(family)}: its positions in a batch cannot be set"
+    if family == "doge":
+        yield f"model_type is {format_value(family)}: it selects keys by later tokens"
+
+
+def check_computable(directory: Path) -> None:
+    """Raise `InferenceError` if transformers cannot compute a model because its sizes do not fit.
+
+    transformers computes the shapes of a forward pass without weights. A model whose shapes depend on values
+    is not checked.
+    """
+    import torch
+
+    try:
+        with torch.device("meta"), torch.no_grad():
+            ids = torch.ones(1, 4, dtype=torch.int64)
+            _empty_model(directory)(input_ids=ids, attention_mask=ids, use_cache=False)
+    except Exception as error:  # models raise arbitrary exceptions for sizes that do not fit
+        if "meta" in str(error):  # a value was read
+            return
+        raise InferenceError(
+            f"transformers cannot compute a model with these sizes: {first_line(error)}",
+            code="BK-MODEL-DAMAGED",
+            at=str(directory / "config.json"),
+            hint="fetch or copy the model again, with its config.json",
+        ) from error
+
+
+def linear_modules(directory: Path) -> list[str]:
+    """Return the names of the linear layers of a model on the general path, except the output layer."""
+    from torch import nn
+
+    model = _empty_model(directory)
+    head = model.get_output_embeddings()
+    return [n for n, m in model.named_modules() if isinstance(m, nn.Linear) and m is not head]
+
+
+def _empty_model(directory: Path) -> Any:
+    """Return a model without weights."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    parsed = AutoConfig.from_pretrained(directory, trust_remote_code=False)
+    settings: dict[str, Any] = {"dtype": torch.bfloat16, "attn_implementation": "eager"}
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(parsed, **settings).eval()
 
 
 def _read_general_spec(directory: Path, config: Mapping[str, Any]) -> GeneralSpec:

@@ -22,7 +22,7 @@ from buckeye.inference.engine.architecture import (
     read_model_config,
     tensor_headers,
 )
-from buckeye.inference.engine.general_spec import GeneralSpec, read_served_spec
+from buckeye.inference.engine.general_spec import GeneralSpec, check_computable, read_served_spec
 from buckeye.inference.engine.model_fields import format_value, is_4bit
 from buckeye.inference.engine.tensor_layout import EMBED, HEAD, check_tensors
 from buckeye.inference.render.template_files import TemplateFiles
@@ -83,6 +83,7 @@ def check_model_files(directory: Path, user: User) -> ModelSpec | GeneralSpec | 
             _check_tied_head(path, headers)
     elif user != "server":
         _check_layers(directory, config, shapes)
+        check_computable(directory)
     _check_values(headers)
     return spec
 
@@ -271,7 +272,8 @@ def _check_layers(directory: Path, config: Mapping[str, Any], shapes: Mapping[st
         if match := _LAYER.match(name):
             stacks.setdefault(match[1], set()).add(int(match[2]))
     present = max(stacks.values(), key=len, default=set())
-    if isinstance(count, int) and present and (lacking := set(range(count)) - present):
+    lacking = set(range(count)) - present if isinstance(count, int) and len(stacks) == 1 else set()
+    if lacking:
         raise _error(
             f"the weights have no tensor of layer {min(lacking)}; config.json has {count} layers",
             at=directory,

@@ -15,7 +15,12 @@ from buckeye.config.rl import RLConfig
 from buckeye.config.shared import UserFunctionConfig
 from buckeye.errors import InferenceError, UsageError
 from buckeye.inference.engine.architecture import read_model_config, tensor_shapes
-from buckeye.inference.engine.general_spec import read_served_spec, unroundable_reason
+from buckeye.inference.engine.general_spec import (
+    GeneralSpec,
+    linear_modules,
+    read_served_spec,
+    unroundable_reason,
+)
 from buckeye.inference.engine.model_fields import is_4bit, is_rounded
 from buckeye.inference.engine.tensor_layout import EMBED, HEAD
 from buckeye.launch.preflight.disk import matches_module_name
@@ -59,9 +64,8 @@ def trainer_warnings(config: RLConfig, model_path: Path | None, *, on_gpu: bool)
         )
     if config.trainer.model.quantization is not None and model_path is not None:
         warnings += _quantization_warnings(config, model_path, on_gpu=on_gpu)
-    if shapes and lora is not None:
-        matrices = [name.rpartition(".")[0] for name, shape in shapes.items() if len(shape) == 2]
-        warnings += _target_warnings(lora.target_modules, matrices)
+    if shapes and lora is not None and model_path is not None:
+        warnings += _target_warnings(lora.target_modules, _linear_modules(model_path, shapes))
         tied = [name for name in lora.modules_to_save if name.rpartition(".")[2] in _OUTER_MODULES]
         if tied and EMBED in shapes and HEAD not in shapes:
             warnings.append(
@@ -189,8 +193,17 @@ def _kind(name: str) -> str:
     return re.sub(r"\d+", "#", name)
 
 
-def _target_warnings(targets: Collection[str], matrices: Collection[str]) -> Iterator[str]:
-    hidden = [name for name in matrices if name.rpartition(".")[2] not in _OUTER_MODULES]
+def _linear_modules(model_path: Path, shapes: Mapping[str, Sequence[int]]) -> list[str]:
+    """Return the names of the hidden linear layers of a model. Experts and routers are not linear layers."""
+    with suppress(InferenceError):  # the check of the model reports it
+        if isinstance(read_served_spec(model_path), GeneralSpec):
+            return linear_modules(model_path)
+    matrices = [name.rpartition(".")[0] for name, shape in shapes.items() if len(shape) == 2]
+    others = (*_OUTER_MODULES, "gate")
+    return [n for n in matrices if n.rpartition(".")[2] not in others and ".experts." not in n]
+
+
+def _target_warnings(targets: Collection[str], hidden: Collection[str]) -> Iterator[str]:
     missing = [
         target for target in targets if not any(matches_module_name(name, [target]) for name in hidden)
     ]

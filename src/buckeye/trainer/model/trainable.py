@@ -17,6 +17,7 @@ FAMILIES = (
     *("ernie4_5", "seed_oss", "hunyuan_v1_dense", "hyperclovax", "internlm3", "helium", "apertus", "arcee"),
     *("bitnet", "diffllama", "iquestcoder", "jais2", "persimmon"),
     *("gpt2", "gpt_bigcode", "gpt_neox", "opt", "biogpt"),
+    *("qwen3_moe", "olmoe", "mixtral"),
 )
 """Values of `model_type` that compute packed rows. Their log-probs were compared with transformers.
 
