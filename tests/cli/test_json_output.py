@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from buckeye.base.explanations import explanations
 from tests.command import run_here
 
@@ -32,3 +34,36 @@ def test_model_tiny(tmp_path):
     assert made["directory"] == "m"
     assert made["parameters"] > 10_000
     assert Path(tmp_path, "m", "config.json").is_file()
+
+
+NOISY = """
+from buckeye.envs.base import Outcome, Task
+
+class Noisy:
+    name = "noisy"
+
+    def tasks(self, split):
+        print("tasks")
+        return [Task(id=split, messages=({"role": "user", "content": split},), data={"accept": ["a"]})]
+
+    async def rollout(self, task, policy):
+        print("rollout")
+        return Outcome(reward=float((await policy.chat(task.messages)).text == "a"))
+
+def load_environment():
+    return Noisy()
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [
+        (("env", "check", "noisy.py"), {"environment": "noisy", "errored": 0}),
+        (("env", "play", "noisy.py", "--policy", "random", "--seed", "1"), {"env": "noisy", "error": None}),
+    ],
+)
+def test_stdout_has_no_output_of_the_environment(tmp_path, words, names):
+    (tmp_path / "noisy.py").write_text(NOISY)
+    done = run_here(*words, "--json", cwd=tmp_path)
+    assert json.loads(done.stdout).items() >= names.items()
+    assert "rollout" in done.stderr

@@ -7,7 +7,7 @@ import sys
 import textwrap
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
 
 FIRST_LINE, RAREST_LINE = 5.0, 60.0
@@ -80,6 +80,13 @@ def _read_line(prompt: str) -> str:
     except EOFError:
         print()
         raise KeyboardInterrupt from None
+
+
+@contextmanager
+def stdout_kept(*, for_json: bool) -> Iterator[None]:
+    """Send to stderr what environments and reward functions print in the block, if stdout is `for_json`."""
+    with redirect_stdout(sys.stderr) if for_json else nullcontext():
+        yield
 
 
 @contextmanager

@@ -16,7 +16,7 @@ import typer
 
 from buckeye import runs
 from buckeye.base.columns import counted
-from buckeye.base.terminal import status_line
+from buckeye.base.terminal import status_line, stdout_kept
 from buckeye.cli.dry_run import leave_no_files
 from buckeye.cli.load import load
 from buckeye.config.rl import RLConfig
@@ -80,7 +80,11 @@ def doctor(
     if config is not None:
         config = choose_colocation(config, this_machine().gpus)
     fetch = shlex.join(["buckeye", "fetch", *context.args]) if offline else ""
-    with status_line("checking the machine") as progress, leave_no_files() if offline else nullcontext():
+    with (
+        status_line("checking the machine") as progress,
+        leave_no_files() if offline else nullcontext(),
+        stdout_kept(for_json=as_json),
+    ):
         preflight = PreflightContext(config=config, sample=sample or 0, progress=progress, fetch=fetch)
         checks = run_preflight_checks(preflight, *_checks(offline=offline))
     if as_json:

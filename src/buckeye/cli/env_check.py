@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from buckeye.base.distribution import need
-from buckeye.base.terminal import status_line
+from buckeye.base.terminal import status_line, stdout_kept
 from buckeye.cli.env_options import (
     AnswerColumnOption,
     DatasetOption,
@@ -95,6 +95,7 @@ def env_check(
     with (
         tempfile.TemporaryDirectory(prefix="buckeye-check-") as folder,
         status_line(f"loading {env_id or dataset}") as progress,
+        stdout_kept(for_json=as_json),
         local_gateway([environment], Path(folder, "gateway.log"), rollouts=DEFAULT_ROLLOUTS),
     ):
         options = CheckOptions(

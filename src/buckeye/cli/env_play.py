@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from buckeye.base.terminal import status_line
+from buckeye.base.terminal import status_line, stdout_kept
 from buckeye.cli.env_options import (
     AnswerColumnOption,
     DatasetOption,
@@ -110,6 +110,7 @@ def play(
     with (
         tempfile.TemporaryDirectory(prefix="buckeye-play-") as folder,
         local_gateway([environment], Path(folder, "gateway.log"), rollouts=at_once),
+        stdout_kept(for_json=as_json),
     ):
         with status_line(f"loading {env or dataset}"):
             named, tasks, first = _load_tasks(environment, split, task, timeout)

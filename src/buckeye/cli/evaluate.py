@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from buckeye.base.terminal import status_line
+from buckeye.base.terminal import status_line, stdout_kept
 from buckeye.cli.env_options import (
     AnswerColumnOption,
     DatasetOption,
@@ -121,7 +121,7 @@ def evaluate(
         max_tokens=max_tokens,
         seed=seed if base_url is None else None,  # some servers reject `seed`
     )
-    with status_line(f"loading {env_id or dataset}") as show:
+    with status_line(f"loading {env_id or dataset}") as show, stdout_kept(for_json=as_json):
         request = EvalRequest(
             env_id=environment.id,
             args=environment.args,

@@ -2,12 +2,13 @@
 
 `python -m tests.whole.docs.claims -n 40 --seed 1` draws some at random, and prints which are true. Commands,
 flags, settings, defaults, codes, findings, variables, files and links are found in the texts. Limits that are
-constants of the code, and settings that are refused, are listed in `constants.py`. Other tests of this folder
-execute the commands of the tutorial and the shown programs.
+constants of the code, measured figures, and settings that are refused, are listed in `constants.py`.
+Other tests of this folder execute the commands of the tutorial and the shown programs.
 """
 
 import argparse
 import importlib
+import json
 import random
 import re
 import sys
@@ -18,7 +19,7 @@ from functools import cache
 from tests.cli.printed_commands import problem
 from tests.places import ROOT
 from tests.whole.docs.blocks import blocks
-from tests.whole.docs.constants import CONSTANTS, REFUSALS
+from tests.whole.docs.constants import CONSTANTS, FIGURES, REFUSALS
 
 from buckeye.base.explanations import explanations
 from buckeye.cli.schema import configurations
@@ -60,6 +61,9 @@ def claims() -> Iterator[Claim]:
         yield _listed("limit", page, quoted, lambda p=place, v=value: _value(p) == v)
     for page, quoted, kind, flags in REFUSALS:
         yield _listed("refusal", page, quoted, lambda k=kind, f=flags: _loads(k, ()) and not _loads(k, f))
+    for page, results, case, text in FIGURES:
+        cases = {row["name"]: row["rows"] for row in json.loads((ROOT / results).read_text(encoding="utf-8"))}
+        yield _listed("figure", page, text.format(**cases[case]["run"]), lambda: True)
 
 
 def _listed(kind, page, quoted, holds):

@@ -234,3 +234,11 @@ REFUSALS = [
     ),
 ]
 """Settings that are refused when they are read: (page, text on the page, kind of file, flags)."""
+
+_STEP = "{step_seconds:.1f} | {tokens_per_second:,.0f} | {peak_gib:.1f} GiB |"
+_H200 = ("docs/how-to/questions.md", "benchmarks/results/NVIDIA_H200.json")
+FIGURES = [
+    (*_H200, "rl/2048", f"| 128 rollouts, 2,077 tokens each | {_STEP}"),
+    (*_H200, "rl/128", f"| 128 rollouts, 177 tokens each | {_STEP}"),
+]
+"""Measured figures: (page, file of results, name of the case, text with the names of its values)."""

@@ -8,8 +8,9 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TextIO
 
 from buckeye.base.columns import counted
 from buckeye.base.json_lines import LineFile
@@ -112,6 +113,8 @@ class PlaySession:
     timeout: float
     as_json: bool
     chats: ChatFile | None
+    stdout: TextIO = field(default_factory=lambda: sys.stdout)
+    """The stdout before the environment runs."""
 
     async def play(
         self, env: NamedEnvironment, tasks: Sequence[Task], numbers: Sequence[int]
@@ -168,7 +171,7 @@ class PlaySession:
 
     def _print_record(self, record: PlayRecord, *, shown: bool) -> None:
         if self.as_json:
-            print(json.dumps(record.to_json(), ensure_ascii=False, default=str), flush=True)
+            print(json.dumps(record.to_json(), ensure_ascii=False, default=str), file=self.stdout, flush=True)
         elif shown:
             print("\n".join(["", *record.lines()]), flush=True)
         else:

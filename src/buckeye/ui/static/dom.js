@@ -50,6 +50,11 @@ function moment(seconds) {
   return `${at.getFullYear()}-${two(at.getMonth() + 1)}-${two(at.getDate())} ${two(at.getHours())}:${two(at.getMinutes())}`;
 }
 
+// A text with code between backquotes.
+function prose(text) {
+  return text.split("`").flatMap((part, index) => (index % 2 ? h("code", {}, ...visible(part)) : visible(part)));
+}
+
 // What cannot be seen in a text, and could reorder or hide it, as \u{...}.
 const UNSEEN = /[\p{C}\u2028\u2029]/u;
 

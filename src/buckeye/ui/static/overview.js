@@ -5,12 +5,12 @@ function findingsBlock(run, told) {
   if (told.missing) return h("p", { className: "note" }, ...visible(told.missing));
   const chain = h("ol", { className: "chain", "aria-label": "links of learning" }, told.links.map((one) =>
     h("li", { className: one.state, title: (one.state === "broken" ? one.findings : one.measured).join("; ") }, one.name, " ", h("span", { className: "small" }, one.state))));
-  const said = told.cause ? [] : [h("p", { className: "note" }, ...visible(["No broken link.", ...told.links.slice(-1).flatMap((one) => one.measured)].join(" ")))];
+  const said = told.cause ? [] : [h("p", { className: "note" }, ...visible(`No broken link: ${told.links.slice(-1).flatMap((one) => one.measured).join("; ")}`))];
   return [chain, ...said, ...told.findings.map((one) => h("article", { className: `finding ${one.confidence}` },
     h("h2", {}, h("span", { className: "badge" }, one.confidence), " ", ...visible(one.seen)),
     h("dl", {},
-      h("dt", {}, "because"), h("dd", {}, ...visible(one.cause)),
-      h("dt", {}, "do"), h("dd", {}, ...visible(one.advice)),
+      h("dt", {}, "because"), h("dd", {}, ...prose(one.cause)),
+      h("dt", {}, "do"), h("dd", {}, ...prose(one.advice)),
       one.evidence.length ? [h("dt", {}, "seen"), h("dd", {}, one.evidence.map((seen) => evidence(run, seen.fact, seen.command)))]
         : [h("dt", {}, "see"), h("dd", {}, evidence(run, "", one.command))]),
     h("p", { className: "muted small" }, `${one.name} · ${one.since === one.until ? `step ${one.since}` : `steps ${one.since} to ${one.until}`}`)))];

@@ -1,5 +1,5 @@
 "use strict";
-// A rollout as the tokens that were sampled and trained on, coloured by what is recorded of each.
+// A rollout as the tokens that were sampled and trained on, colored by what is recorded of each.
 
 const OVERLAYS = {
   advantage: ["advantage", (s, i) => s.advantage[i], "signed"],
@@ -16,7 +16,7 @@ async function tokensView(place, run, of) {
     place.replaceChildren(h("p", { className: "note" }, ...visible(error.message)));
     return;
   }
-  const info = h("output", { className: "tokeninfo" }, "A token says here what is recorded of it; the arrows go from one to the next.");
+  const info = h("output", { className: "tokeninfo" }, "Point at a token to see its record; the arrow keys select the next one.");
   const chosen = OVERLAYS[route.query.overlay] ? route.query.overlay : "advantage";
   const pick = h("select", { "aria-label": "Coloured by", onchange: () => { change({ overlay: pick.value }); draw(); } }, Object.entries(OVERLAYS).map(([name, [word]]) => h("option", { value: name, selected: name === chosen }, word)));
   const scale = h("span", { className: "muted small" }), body = h("div");
@@ -65,7 +65,7 @@ async function tokensView(place, run, of) {
       s.trained[i] ? "" : ` · not in the loss: ${s.reason[i].replace("_", " ")}`]);
   }
 
-  place.replaceChildren(h("div", { className: "bar" }, h("label", {}, "coloured by ", pick), scale), told.missing ? h("p", { className: "note" }, ...visible(told.missing)) : "", body, info, told.left_out ? h("p", { className: "note" }, `${told.left_out} tokens are left out.`) : "");
+  place.replaceChildren(h("div", { className: "bar" }, h("label", {}, "colored by ", pick), scale), told.missing ? h("p", { className: "note" }, ...visible(told.missing)) : "", body, info, told.left_out ? h("p", { className: "note" }, `${told.left_out} tokens are left out.`) : "");
   draw();
 }
 
