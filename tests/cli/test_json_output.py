@@ -1,12 +1,15 @@
 """JSON of commands whose output is otherwise text."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from buckeye.base.explanations import explanations
 from tests.command import run_here
+from tests.ui.made import make_run
+from tests.whole.docs.reference_tool import reference
 
 
 def value(*words, cwd):
@@ -67,3 +70,33 @@ def test_stdout_has_no_output_of_the_environment(tmp_path, words, names):
     done = run_here(*words, "--json", cwd=tmp_path)
     assert json.loads(done.stdout).items() >= names.items()
     assert "rollout" in done.stderr
+
+
+READERS = {
+    "rl status": ("recorded",),
+    "rl logs": ("recorded", "-n", "1"),
+    "rl clean": ("recorded", "--dry-run"),
+    "rl rollouts": ("recorded", "-n", "1"),
+    "rl diagnose": ("recorded",),
+    "rl compare": ("recorded", "other"),
+    "auth status": (),
+}
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    place = tmp_path_factory.mktemp("json")
+    make_run(place / "recorded")
+    make_run(place / "other")
+    return place
+
+
+@pytest.mark.parametrize("command", READERS)
+def test_objects_have_the_described_keys(recorded, command):
+    done = run_here(*command.split(), *READERS[command], "--json", cwd=recorded)
+    assert done.returncode in (0, 1), done.stderr
+    described = re.findall(r"`(\w+)`", reference.TEXTS["json"][command].partition("; evaluations:")[0])
+    found = set(re.findall(r'"(\w+)":', done.stdout))
+    assert [key for key in described if key not in found] == []
+    outer = json.loads(done.stdout).keys()
+    assert outer - set(described) == set()
