@@ -162,8 +162,8 @@ def test_a_stop_says_what_it_waits_for_and_can_be_hurried(tmp_path, watcher):
 
 @pytest.mark.e2e
 @pytest.mark.slow
-def test_a_command_is_seen_and_stopped_while_it_connects(tmp_path, monkeypatch):
-    laptop = Laptop(tmp_path / "laptop", tmp_path)
+def test_a_command_is_seen_and_stopped_while_it_connects(tmp_path, model, monkeypatch):
+    laptop = Laptop(tmp_path / "laptop", model)
     monkeypatch.delenv("XDG_STATE_HOME")
     running = laptop.start("--provider", "ssh", "--host", NOWHERE)
     try:
