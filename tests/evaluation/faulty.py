@@ -44,13 +44,11 @@ class Faulty(SingleTurnEnvironment):
         )
 
     def probes(self):
+        if self.kind in ("no probes", "turns"):
+            return []
         task = self.tasks("train")[0]
         right = f"<think>so</think><answer>{task.data['accept'][0]}</answer>"
-        return (
-            [Probe(name="right", task=task, reply=right, low=0.5, high=1.0)]
-            if self.kind not in ("no probes", "turns")
-            else []
-        )
+        return [Probe(name="right", task=task, reply=right, low=0.5, high=1.0)]
 
     async def rollout(self, task, policy):
         if "cancel" in self.faults:

@@ -170,8 +170,9 @@ def _verify(path: Path, *, as_json: bool) -> None:
         typer.echo(json.dumps({"changed": changed, "verdict": certificate["verdict"]}, ensure_ascii=False))
     else:
         name, verdict = certificate["environment"]["name"], certificate["verdict"]
-        same = f"{name}: files and tasks are those of the certificate of {certificate['date']} ({verdict})"
-        typer.echo("\n".join(changed) or same)
+        signed = "valid signature" if Path(f"{path}.sig").exists() else "not signed"
+        same = f"{name}: files and tasks are those of the certificate of {certificate['date']}"
+        typer.echo("\n".join(changed) or f"{same} ({verdict}, {signed})")
     if changed:
         typer.echo(f"Renew it: {renewal_command(certificate, path)}", err=True)
         raise typer.Exit(1)

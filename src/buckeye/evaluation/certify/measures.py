@@ -25,6 +25,7 @@ from buckeye.evaluation.certify.resources import (
     processor_seconds,
     rounded,
     separate_temporary_folder,
+    waiting_seconds,
 )
 from buckeye.evaluation.certify.sessions import (
     MAX_TURNS,
@@ -54,7 +55,7 @@ _CANCEL_SECONDS = 3.0
 _LATE_AFTER, _REPLY_AFTER, _LATE_SESSIONS = 1.0, 2.0, 4
 _MAX_REPETITIONS = 4
 _PACE, _PACED_SESSIONS = 0.05, 8
-_MIN_SPEEDUP = 0.35
+_MIN_SPEEDUP = 0.55
 """Minimum speedup of sessions side by side, as a share of the possible one."""
 _REPLY_PART = re.compile(r"<([A-Za-z]\w*)>.*?</\1>|[^\n.]+[\n.]?", re.DOTALL)
 _NO_TIME = "out of time (raise --budget)"
@@ -111,6 +112,8 @@ async def measure_sessions(
         workers = [environment for environment in opened if isinstance(environment, WorkerEnvironment)]
         try:
             plans = make_plans(_first_tasks(workers[0]), probes, min(sessions, _MAX_PLANS))
+            for each in workers:  # imports and first connections
+                await run_session(each, PlannedPolicy(plans[0]))
             bench = _Bench((workers[0], workers[1]), time.monotonic(), max(budget, _MIN_SECONDS), progress)
             return await _measure(bench, plans, sessions, temporary), bench.reference
         finally:
@@ -142,8 +145,6 @@ async def _measure(bench: _Bench, plans: Sequence[Plan], count: int, temporary: 
 async def _run_reference(bench: _Bench, plans: Sequence[Plan]) -> Measurement:
     """Run the plans one by one, and return the cost of a session."""
     worker, deadline = bench.workers[0], bench.deadline("one by one")
-    for each in bench.workers:  # imports and first connections
-        await run_sessions(each, plans[:1], at_once=1, deadline=deadline)
     used, began = processor_seconds(worker), time.monotonic()
     done = _ended(await run_sessions(worker, plans, at_once=1, deadline=deadline))
     seconds, used = time.monotonic() - began, processor_seconds(worker) - used
@@ -246,14 +247,15 @@ def _check_isolation(bench: _Bench, count: int) -> Measurement:
 async def _check_concurrency(bench: _Bench) -> Measurement:
     """Compare the time of sessions one by one and side by side, with replies that take time."""
     name, deadline, plans = "concurrency", bench.deadline("side by side"), bench.plans[:_PACED_SESSIONS]
-    worker, seconds, used = bench.workers[1], [], processor_seconds(bench.workers[1])
+    worker, seconds = bench.workers[1], list[float]()
+    used = processor_seconds(worker) + waiting_seconds(worker) + time.process_time()
     for at_once in (1, len(plans), len(plans)):
         began = time.monotonic()
         done = await run_sessions(worker, plans, at_once=at_once, deadline=deadline, seconds=_PACE)
         seconds.append(time.monotonic() - began)
         if None in done:
             return Measurement(name, "not run", _NO_TIME)
-    used = (processor_seconds(worker) - used) / len(seconds)
+    used = (processor_seconds(worker) + waiting_seconds(worker) + time.process_time() - used) / len(seconds)
     speedup = seconds[0] / min(seconds[1:])  # another program may slow one of them down
     possible = seconds[0] / max(used, seconds[0] / len(plans))
     measured = {"side_by_side": len(plans), "speedup": rounded(speedup), "possible": rounded(possible)}

@@ -85,6 +85,15 @@ def processor_seconds(environment: WorkerEnvironment) -> float:
     return total
 
 
+def waiting_seconds(environment: WorkerEnvironment) -> float:
+    """Return the time that the workers and this process waited for a processor that other programs used."""
+    total = 0.0
+    for pid in ("self", *(str(process.pid) for process in _processes(environment))):
+        with suppress(OSError, ValueError, IndexError):  # not on every kernel
+            total += int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
+    return total
+
+
 @contextmanager
 def separate_temporary_folder() -> Iterator[Path]:
     """Let workers that start in the block use a separate folder for temporary files."""
