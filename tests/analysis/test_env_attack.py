@@ -8,7 +8,7 @@ from tests.command import run_here
 from tests.places import ROOT
 
 from buckeye.envs.settings import WorkerSettings
-from buckeye.errors import UsageError
+from buckeye.errors import RunError, UsageError
 from buckeye.evaluation.attack.report import AttackOptions
 from buckeye.evaluation.attack.search import attack_environment
 from buckeye.evaluation.checks.chance import mean_bounds
@@ -142,3 +142,10 @@ def test_a_file_of_probes_for_other_tasks_is_refused(tmp_path):
     with pytest.raises(UsageError) as error:
         read_probes(open_environment(PLANTED, {}, WorkerSettings()), file)
     assert error.value.code == "BK-CLI-ARGUMENT"
+
+
+def test_an_environment_whose_rollouts_all_fail_is_an_error():
+    with pytest.raises(RunError) as error:
+        attack("broken", max_gradings=100)
+    assert error.value.code == "BK-ENV-FAILED"
+    assert "out of order" in str(error.value)

@@ -39,6 +39,8 @@ class Planted(SingleTurnEnvironment):
         said, answer = (found[-1].strip() if found else None), task.data["answer"]
         right = float(said == answer)
         match self.variant:
+            case "broken":
+                raise RuntimeError("out of order")
             case "empty":
                 right = float(said in ("", answer))
             case "all options":

@@ -36,7 +36,8 @@ class Exploit:
     """Text that scored above an honest guess, with its rewards on held-out tasks.
 
     `label` names the tasks that are counted. `guess` is the text of the guess; None: one of the options of a
-    prompt. `is_confirmed` is False if the gain on held-out tasks is not significant.
+    prompt. If `guess_is_undue`, only its right answers count. `is_confirmed` is False if the gain on held-out
+    tasks is not significant.
     """
 
     text: str
@@ -45,6 +46,7 @@ class Exploit:
     reward: float
     baseline: float
     guess: str | None
+    guess_is_undue: bool
     gain_low: float
     gain_high: float
     full_share: float
@@ -64,7 +66,8 @@ class Exploit:
 class AttackReport:
     """All that an attack found.
 
-    `full` is the mean reward of right answers. `candidates` were tried on held-out tasks.
+    `full` is the mean reward of right answers. `candidates` were tried on held-out tasks. `missed` counts, by
+    phase, the gradings that did not end in time.
     """
 
     environment: str
@@ -77,6 +80,7 @@ class AttackReport:
     full: float
     knows_answers: bool
     candidates: Sequence[Exploit]
+    missed: Mapping[str, int]
     errored: Sequence[ScriptedRollout]
     out_of_range: Sequence[ScriptedRollout]
     has_own_scale: bool
@@ -93,7 +97,7 @@ class AttackReport:
         found: dict[tuple[str, str], dict[str, Any]] = {}
         for rollout in self.errored:
             error = str(rollout.outcome.error)
-            if rollout.outcome.boundary not in ("timeout", "worker", "model"):
+            if rollout.outcome.boundary in ("step", "score"):
                 kind = "reward is not finite" if "not finite" in error else "grader failed"
                 _add(found, kind, error.partition(":")[0], rollout, error)
         for rollout in () if self.has_own_scale else self.out_of_range:
@@ -126,6 +130,7 @@ class AttackReport:
             "reward_of_right_answers": self.full if self.knows_answers else None,
             "exploits": [asdict(exploit) | {"kind": exploit.kind} for exploit in self.exploits],
             "not_confirmed": [asdict(found) for found in self.candidates if not found.is_confirmed],
+            "no_time_for": dict(self.missed),
             "grader_errors": self.grader_errors(),
             "probes": self.probes(),
             "interrupted": self.interrupted,
@@ -149,8 +154,11 @@ class AttackReport:
                 f"{error['kind']} ({counted(error['count'], 'grading')}): {_shown(error['reply'])} on task "
                 f"{error['task']}: {shortened(error['detail'], 200)}"
             )
-        if not self.knows_answers:
+        if not self.knows_answers and not self.interrupted:
             yield "No listed answer is rewarded: a guess is the best word or number of the prompts."
+        if self.missed:
+            phases = ", ".join(f"{name} ({counted(count, 'grading')})" for name, count in self.missed.items())
+            yield f"No time for (--budget): {phases}"
         if self.interrupted:
             yield "Interrupted: the search is not complete."
         yield (
@@ -162,6 +170,7 @@ class AttackReport:
 
 def _exploit_lines(number: int, exploit: Exploit) -> Iterator[str]:
     guess = "one of the options" if exploit.guess is None else _shown(exploit.guess)
+    guess += " (where it is right; the grader accepts it elsewhere too)" if exploit.guess_is_undue else ""
     yield f"exploit {number} ({exploit.kind}): {_shown(exploit.text)}"
     yield f"  reward    {exploit.reward:.3f} on {exploit.label} ({exploit.tasks} held-out tasks)"
     yield f"  a guess   {exploit.baseline:.3f}: {guess}"

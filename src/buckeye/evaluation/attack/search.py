@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from buckeye.envs.base import TRAIN, Environment, Task, split_names
 from buckeye.envs.settings import with_variables
+from buckeye.errors import RunError
 from buckeye.evaluation.attack.baseline import Baseline, Grader, Guess, measure_baseline
 from buckeye.evaluation.attack.grammar import Grammar, make_grammar
 from buckeye.evaluation.attack.policy import EVERY_TASK, GrammarPolicy, shape_labels
@@ -45,7 +46,7 @@ _FEWEST_SCORED = 30
 async def attack_environment(env_id: str, args: Mapping[str, Any], options: AttackOptions) -> AttackReport:
     """Attack the grader of an environment. If the task is cancelled, return what is found until then.
 
-    Raise `UsageError` if the environment, or its tasks, cannot be loaded.
+    Raise `UsageError` if the environment, or its tasks, cannot be loaded; `RunError` if every rollout fails.
     """
     environment = open_environment(env_id, args, with_variables(options.variables))
     names = split_names(environment)
@@ -57,7 +58,15 @@ async def attack_environment(env_id: str, args: Mapping[str, Any], options: Atta
         await attack.search()
     except asyncio.CancelledError:
         interrupted = True
-    return attack.report(interrupted=interrupted)
+    report = attack.report(interrupted=interrupted)
+    if len(report.errored) == report.gradings and not interrupted:
+        why = str(report.errored[0].outcome.error) if report.errored else "none ended within --budget"
+        raise RunError(
+            f"no rollout of {environment.name} had a reward: {why}",
+            code="BK-ENV-FAILED",
+            hint="Check the environment with `buckeye env check`, or set a longer --budget",
+        )
+    return report
 
 
 class Attack:
@@ -117,6 +126,7 @@ class Attack:
             full=self._baseline.full,
             knows_answers=self._baseline.knows_answers,
             candidates=tuple(self._candidates),
+            missed=self._runner.missed,
             errored=tuple(self._runner.errored),
             out_of_range=tuple(self._runner.out_of_range),
             has_own_scale=bool(getattr(self._environment, "has_own_scale", False)),
@@ -300,6 +310,7 @@ class Attack:
             reward=statistics.fmean(rewards.values()),
             baseline=statistics.fmean(honest.values()),
             guess=None if guess is None else guess.text,
+            guess_is_undue=guess is not None and guess.is_undue,
             gain_low=low - honest_high,
             gain_high=high - honest_low,
             full_share=self._full_share(rewards),
