@@ -74,16 +74,15 @@ def prepare(recipe: Path, folder: Path) -> None:
     (folder / "prepared.json").write_text(json.dumps(cost))
 
 
-def train(folder: Path, seed: int, *flags: str) -> Path:
+def train(folder: Path, seed: int) -> Path:
     """Train with a seed in a folder that `prepare` made, unless it is done. Return the run directory."""
     out = folder / "outputs" / f"seed-{seed}"
     record = out / "recipe.json"
     if not record.exists():
         shutil.rmtree(out, ignore_errors=True)
-        words = " ".join(["--orchestrator.seed", str(seed), "--output-dir", str(out), *flags])
-        cost = run(
-            folder, [f"{line} {words}" if line.startswith("rl @") else line for line in commands(folder)[1]]
-        )
+        words = f"--orchestrator.seed {seed} --output-dir outputs/seed-{seed}"
+        lines = [f"{line} {words}" if line.startswith("rl @") else line for line in commands(folder)[1]]
+        cost = run(folder, lines)
         record.write_text(json.dumps(cost))
     return out
 

@@ -75,6 +75,10 @@ def test_the_page_shows_the_expected_curves():
     assert recipes.picture() == (recipes.RECIPES / "curves.svg").read_text()
 
 
+def test_the_sanity_recipe_ends_above_95_percent():
+    assert recipes.expected("reverse-text")["end"]["low"] > 0.95
+
+
 def test_interval_of_known_values():
     """Student's t with two degrees is 4.3027; the deviation of 1, 2, 3 is 1."""
     mean, low, high = recipes.interval([1.0, 2.0, 3.0])

@@ -268,7 +268,7 @@ def test_a_low_learning_rate_is_corrected_by_the_measured_factor(tmp_path):
 
 
 def test_a_count_of_one_is_singular(tmp_path):
-    assert "tasks have 1 different prompt," in str(
+    assert "tasks have 1 distinct prompt," in str(
         diagnose(make(tmp_path / "run", PLANTED["prompt_incomplete"]))
     )
 

@@ -61,9 +61,9 @@ def duplicate_tasks(facts: DiagnosisFacts) -> Result:
     is_shared = share_interval(shared, tasks, 2.0)[0] >= 0.3
     if not is_shared or not pairs or (differing > 0.2 * pairs and (not is_incomplete or facts.has_risen)):
         return (
-            f"{counted(tasks, 'task')} with {counted(prompts, 'different prompt')} (at most 30 % share one)"
+            f"{counted(tasks, 'task')} with {counted(prompts, 'distinct prompt')} (at most 30 % share one)"
         )
-    seen, (_, step, task, _) = f"{tasks} tasks have {counted(prompts, 'different prompt')}", rows[0]
+    seen, (_, step, task, _) = f"{tasks} tasks have {counted(prompts, 'distinct prompt')}", rows[0]
     if is_incomplete:
         seen += f", and {differing} of {pairs} replies to several of them got different rewards"
         return facts.finding("prompt_incomplete", seen, step, task=task)
@@ -283,7 +283,7 @@ def incomplete_prompts(facts: DiagnosisFacts) -> Result:
     )
     if turns != 1 or prompts > 0.5 * tasks:
         return None
-    seen = f"{tasks} tasks have {counted(prompts, 'different prompt')}, and the reward does not rise"
+    seen = f"{tasks} tasks have {counted(prompts, 'distinct prompt')}, and the reward does not rise"
     return facts.finding("prompt_incomplete", seen, facts.early, task=task)
 
 
