@@ -1,7 +1,7 @@
 """Acrostics, with the verifiers environment of the package staros-stardata, which someone else has published.
 
 `load_environment` chooses the tasks of that environment. `python acrostic.py` writes chats of a beginner to
-`outputs/`: five random words, of which few begin with the right letter.
+`outputs/`: five random words; few begin with the right letter.
 """
 
 import json

@@ -60,9 +60,7 @@ def duplicate_tasks(facts: DiagnosisFacts) -> Result:
     is_incomplete = share_interval(differing, pairs, 2.0)[0] > 0.2
     is_shared = share_interval(shared, tasks, 2.0)[0] >= 0.3
     if not is_shared or not pairs or (differing > 0.2 * pairs and (not is_incomplete or facts.has_risen)):
-        return (
-            f"{counted(tasks, 'task')} with {counted(prompts, 'distinct prompt')} (at most 30 % share one)"
-        )
+        return f"{counted(tasks, 'task')} with {counted(prompts, 'distinct prompt')} (at most 30 % share one)"
     seen, (_, step, task, _) = f"{tasks} tasks have {counted(prompts, 'distinct prompt')}", rows[0]
     if is_incomplete:
         seen += f", and {differing} of {pairs} replies to several of them got different rewards"
