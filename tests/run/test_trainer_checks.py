@@ -5,7 +5,7 @@ import shutil
 
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 from buckeye.config.load import load_config
 from buckeye.config.rl import RLConfig
@@ -163,10 +163,15 @@ ADAPTERS = {
 
 @pytest.mark.parametrize(("module", "shape", "base", "said"), ADAPTERS.values(), ids=ADAPTERS)
 def test_initial_adapter_of_another_model_is_reported(tiny_model, tmp_path, module, shape, base, said):
-    (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "org/base"}')
+    (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "org/base", "r": 4}')
     if module is not None:
         digest = base_digest(str(tiny_model)) if base == "here" else base
-        tensors = {f"base_model.model.{module}.lora_A.weight": np.zeros(shape, np.float32)}
+        rows = load_file(tiny_model / "model.safetensors")[f"{Q}.weight"].shape[0]
+        shapes = {"A": shape, "B": [rows, 4]}
+        tensors = {
+            f"base_model.model.{module}.lora_{side}.weight": np.zeros(size, np.float32)
+            for side, size in shapes.items()
+        }
         metadata = None if digest is None else {BASE_DIGEST_KEY: digest}
         save_file(tensors, tmp_path / "adapter_model.safetensors", metadata=metadata)
     found = warned(f"--trainer.model.adapter {tmp_path} --model.name {tiny_model}", tiny_model)

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+import sys
 from contextlib import contextmanager, nullcontext
 from unittest import mock
 
@@ -227,6 +228,51 @@ USABLE = {
 }
 
 
+ADAPTER, OF_ADAPTER = "adapter_model.safetensors", "adapter_config.json"
+_Q = "base_model.model.model.layers.0.self_attn.q_proj.lora_"
+
+
+def replaced(function):
+    """Return a function that replaces the tensors of an adapter."""
+
+    def change_adapter(folder):
+        tensors = load_file(folder / ADAPTER)
+        (folder / ADAPTER).unlink()
+        save_file(function(tensors), folder / ADAPTER)
+
+    return change_adapter
+
+
+BROKEN_ADAPTERS = {
+    "no weights": lambda a: (a / ADAPTER).unlink(),
+    "truncated weights": lambda a: (a / ADAPTER).write_bytes((a / ADAPTER).read_bytes()[:-50]),
+    "weights are a pointer": lambda a: write(a, ADAPTER, "version https://git-lfs"),
+    "settings are not JSON": lambda a: write(a, OF_ADAPTER, "r: 4"),
+    "no base": lambda a: edit(a, OF_ADAPTER, base_model_name_or_path=...),
+    "other rank": lambda a: edit(a, OF_ADAPTER, r=7),
+    "other shape": replaced(lambda t: t | {f"{_Q}A.weight": torch.ones(4, 99)}),
+    "NaN": replaced(lambda t: {name: tensor * torch.nan for name, tensor in t.items()}),
+    "integers": replaced(lambda t: {name: tensor.char() for name, tensor in t.items()}),
+    "half of a pair": replaced(lambda t: {f"{_Q}A.weight": t[f"{_Q}A.weight"]}),
+    "no matrices": replaced(lambda t: {"x": torch.ones(1)}),
+    "unknown module": replaced(lambda t: {n.replace("q_proj", "w_proj"): v for n, v in t.items()}),
+}
+
+
+def save_adapter(project):
+    """Save an adapter of the model in the folder `model`."""
+    folder = project / "adapter"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    rows, columns = load_file(project / "tiny" / WEIGHTS)["model.layers.0.self_attn.q_proj.weight"].shape
+    matrices = {f"{_Q}A.weight": torch.ones(4, columns), f"{_Q}B.weight": torch.ones(rows, 4)}
+    save_file(matrices, folder / ADAPTER)
+    settings = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": 4, "lora_alpha": 16}
+    settings |= {"target_modules": ["q_proj"], "base_model_name_or_path": str(project / "model")}
+    write(folder, OF_ADAPTER, json.dumps(settings))
+    return folder
+
+
 @pytest.fixture(scope="module")
 def project(tmp_path_factory):
     root = tmp_path_factory.mktemp("folders")
@@ -314,6 +360,45 @@ def test_broken_folders_are_refused_before_a_process_starts(project, folder, cas
     assert ("serve" in texts) is (case not in SERVED)
     assert texts["rl"] == wording
     assert not (project / "out").exists()
+
+
+def words_of_adapter(name):
+    return tuple("adapter" if word == "model" else word for word in commands()[name])
+
+
+@pytest.mark.parametrize("case", ["unchanged", *BROKEN_ADAPTERS])
+def test_broken_adapters_are_refused_before_a_process_starts(project, folder, case):
+    damage = BROKEN_ADAPTERS.get(case)
+    adapter = save_adapter(project)
+    if damage is not None:
+        damage(adapter)
+    for name in ("rl", "sft", "serve"):
+        try:
+            done = call(project, *words_of_adapter(name))
+        except Started:
+            assert damage is None, name
+            shutil.rmtree(project / "out", ignore_errors=True)
+            continue
+        assert damage is not None, done.stderr
+        assert re.search(r"explain (BK-ADAPTER|BK-PREFLIGHT)", done.stderr), done.stderr
+        assert sum(line.startswith("error: ") for line in done.stderr.splitlines()) == 1
+        assert "adapter" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["vllm", "adapter"])
+@pytest.mark.parametrize("case", BROKEN)
+def test_broken_folders_are_refused_with_vllm_and_as_base_of_an_adapter(project, folder, case, way):
+    code, damage = BROKEN[case]
+    save_adapter(project)
+    damage(folder)
+    served = ("--inference.backend", "vllm", "--inference.vllm-python", sys.executable)
+    words = (*commands()["rl"], *served) if way == "vllm" else words_of_adapter("rl")
+    with unprivileged() if "unreadable" in case else nullcontext():
+        done = call(project, *words)
+    # with vLLM, checks of vLLM and of the model may fail together
+    assert re.search(f"explain ({code}|BK-PREFLIGHT{'|BK-VLLM.*' if way == 'vllm' else ''})", done.stderr)
+    assert "model" in done.stderr
 
 
 @pytest.mark.parametrize("case", USABLE)

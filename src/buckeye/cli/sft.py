@@ -75,10 +75,13 @@ def _check_inputs(config: SFTConfig) -> None:
     """
     from buckeye.inference.engine.architecture import read_model_config
     from buckeye.launch.preflight.model_checks import check_model_and_tokenizer
+    from buckeye.launch.preflight.model_files import check_adapter_files
     from buckeye.trainer.data.chat_data import check_first_chat
     from buckeye.trainer.model.trainable import check_trainable, length_problem
 
     check_model_and_tokenizer(Path(config.model.name))
+    if config.model.adapter is not None:
+        check_adapter_files(config.model.adapter, Path(config.model.name))
     check_trainable(config.model.name)
     model_config = read_model_config(Path(config.model.name) / "config.json")
     problem = length_problem(model_config, config.seq_len, "seq_len")

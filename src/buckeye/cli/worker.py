@@ -11,7 +11,7 @@ from buckeye.config.inference import InferenceConfig
 from buckeye.config.orchestrator import OrchestratorConfig
 from buckeye.config.trainer import TrainerConfig
 from buckeye.launch.preflight.model import fetch_base_model, has_tokenizer
-from buckeye.launch.preflight.model_files import check_model_files, check_tokenizer_files
+from buckeye.launch.preflight.model_files import check_adapter_files, check_model_files, check_tokenizer_files
 
 
 def trainer(argv: list[str]) -> int:
@@ -40,6 +40,8 @@ def serve(argv: list[str]) -> int:
         else with_model_directory(config, fetch_base_model(adapter))
     )
     check_model_files(Path(local.model.name), "server")
+    if adapter is not None:
+        check_adapter_files(adapter, Path(local.model.name))
     if has_tokenizer(Path(local.model.name)):  # without one, the server samples token ids only
         check_tokenizer_files(Path(local.model.name))
     from buckeye.inference.server.server import run_inference  # importing torch takes seconds

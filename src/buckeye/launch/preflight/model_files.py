@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeGuard
 import numpy as np
 
 from buckeye.base.storage import read_json
+from buckeye.config.adapter import ADAPTER_CONFIG
 from buckeye.errors import InferenceError, UsageError, first_line
 from buckeye.inference.engine.architecture import (
     ModelSpec,
@@ -21,6 +22,7 @@ from buckeye.inference.engine.architecture import (
     eos_token_ids,
     read_model_config,
     tensor_headers,
+    tensor_shapes,
 )
 from buckeye.inference.engine.general_spec import GeneralSpec, check_computable, read_served_spec
 from buckeye.inference.engine.model_fields import format_value, is_4bit
@@ -29,6 +31,7 @@ from buckeye.inference.render.template_files import TemplateFiles
 
 User = Literal["engine", "trainer", "server"]
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
 AGAIN = "download or copy the model again"
 _PICKLES = ("*.bin", "*.pt", "*.pth")
 _FLOATS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
@@ -86,6 +89,65 @@ def check_model_files(directory: Path, user: User) -> ModelSpec | GeneralSpec | 
         check_computable(directory)
     _check_values(headers)
     return spec
+
+
+def check_adapter_files(adapter: Path, model: Path) -> None:
+    """Raise `UsageError` if an adapter is damaged, or does not fit its settings or the model."""
+    file = adapter / ADAPTER_WEIGHTS
+    hint = "copy the adapter again, or use one of this model"
+    if not file.is_file():
+        raise UsageError(f"{adapter} has no {file.name}", code="BK-ADAPTER", hint=hint)
+    try:
+        header = tensor_headers(adapter)[file]
+        settings = read_model_config(adapter / ADAPTER_CONFIG)
+        _check_length(file, header)
+        _check_dtypes(file, header)
+        _check_values({file: header})
+    except (InferenceError, UsageError) as error:
+        message = f"{adapter}: cannot read the adapter: {error.message}"
+        raise UsageError(message, code="BK-ADAPTER", at=error.at, hint=hint) from None
+    if settings.get("peft_type", "LORA") == "LORA":
+        sizes = {name: entry["shape"] for name, entry in header.items()}
+        for problem in _adapter_problems(sizes, settings, tensor_shapes(model)):
+            raise UsageError(f"{adapter} {problem}", code="BK-ADAPTER", at=str(file), hint=hint)
+
+
+def _adapter_problems(
+    matrices: Mapping[str, list[int]], settings: Mapping[str, Any], shapes: Mapping[str, list[int]]
+) -> Iterator[str]:
+    """Yield the reasons why matrices do not fit the settings of the adapter, or the tensors of its model."""
+    kinds = {_kind(name) for name in shapes}
+    pairs: dict[str, dict[str, list[int]]] = {}
+    for name, shape in matrices.items():
+        module, marker, letter = name.removeprefix("base_model.model.").partition(".lora_")
+        weight = f"{module}.weight"
+        if not marker or letter not in ("A.weight", "B.weight"):
+            continue
+        pairs.setdefault(module, {})[letter[0]] = shape
+        if len(shape) != 2:
+            yield f"has {name} of shape {shape}; expected a matrix"
+        elif _kind(weight) not in kinds:  # parameter names in files may differ from module names
+            known = "experts" in module or any(f".{module.rpartition('.')[2]}." in kind for kind in kinds)
+            if EMBED in shapes and not known:
+                yield f"is for another model: {weight}, which {name} changes, does not exist"
+        elif shape[1 if letter == "A.weight" else 0] not in shapes.get(weight, ()):
+            state = f"has shape {list(shapes[weight])}" if weight in shapes else "does not exist"
+            yield f"is for another model: {name} has shape {shape}; {weight} {state}"
+    if not pairs:
+        yield "has no matrices lora_A and lora_B"
+    for module, sides in pairs.items():
+        if sides.keys() != {"A", "B"}:
+            yield f"has only one of the matrices lora_A and lora_B of {module}"
+        elif sides["A"][0] != sides["B"][1]:
+            yield f"has matrices of different ranks for {module}: {sides['A'][0]} and {sides['B'][1]}"
+        elif not settings.get("rank_pattern") and sides["A"][0] != settings.get("r"):
+            rank, stored = sides["A"][0], settings.get("r")
+            yield f"has matrices of rank {rank} for {module}, and its settings the rank {stored}"
+
+
+def _kind(name: str) -> str:
+    """Return a parameter name with `#` in place of layer numbers."""
+    return re.sub(r"\d+", "#", name)
 
 
 def _spec(directory: Path, user: User) -> ModelSpec | GeneralSpec | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -25,6 +24,7 @@ from buckeye.inference.engine.model_fields import is_4bit, is_rounded
 from buckeye.inference.engine.tensor_layout import EMBED, HEAD
 from buckeye.launch.preflight.disk import matches_module_name
 from buckeye.launch.preflight.model import find_model
+from buckeye.launch.preflight.model_files import ADAPTER_WEIGHTS, check_adapter_files
 from buckeye.trainer.data.chat_data import check_first_chat
 from buckeye.trainer.model.trainable import length_problem, unpacked_reasons, untrainable_reasons
 from buckeye.transport.checkpoint.base_digest import base_digest, read_base_digest
@@ -73,7 +73,7 @@ def trainer_warnings(config: RLConfig, model_path: Path | None, *, on_gpu: bool)
                 "trained in full: input and output embedding are one matrix"
             )
     if config.trainer.model.adapter is not None and model_path is not None and not quantized:
-        warnings += _adapter_warnings(config.trainer.model.adapter, config.trainer.model.name, shapes)
+        warnings += _adapter_warnings(config.trainer.model.adapter, config.trainer.model.name)
     return warnings
 
 
@@ -157,40 +157,25 @@ def _is_sharded(config: RLConfig, *, on_gpu: bool) -> bool:
     return on_gpu and model.device != "cpu" and (config.trainer_ranks > 1 or model.fsdp_cpu_offload)
 
 
-def _adapter_warnings(adapter: Path, model: str, shapes: Mapping[str, Sequence[int]]) -> Iterator[str]:
-    """Yield the reason why an initial adapter does not belong to the model, if there is one.
+def _adapter_warnings(adapter: Path, model: str) -> Iterator[str]:
+    """Yield the reason why the trainer cannot start from an adapter, if there is one.
 
-    Either the shapes of its matrices do not fit, or it was trained on other weights. If the adapter does not
-    record a digest of the weights that it was trained on, compare only the shapes.
+    It is damaged, its matrices do not fit the model, or it was trained on other weights. If the adapter does
+    not record a digest of the weights that it was trained on, only its tensors are checked.
     """
-    file = adapter / "adapter_model.safetensors"
-    where = f"trainer.model.adapter: {adapter}"
-    if not file.is_file():
-        yield f"{where} has no {file.name}"
-        return
+    where = "trainer.model.adapter"
     try:
-        matrices, recorded = tensor_shapes(adapter), read_base_digest(file)
-    except (UsageError, OSError, ValueError) as error:
-        yield f"{where}: cannot read the adapter: {error}"
+        check_adapter_files(adapter, Path(model))
+        recorded = read_base_digest(adapter / ADAPTER_WEIGHTS)
+    except UsageError as error:
+        yield f"{where}: {error.message}"
         return
-    kinds = {_kind(name) for name in shapes}
-    for name, shape in matrices.items():
-        module, marker, letter = name.removeprefix("base_model.model.").partition(".lora_")
-        weight = f"{module}.weight"
-        if not marker or _kind(weight) not in kinds:  # parameter names in files may differ from module names
-            continue
-        size = shape[1 if letter.startswith("A") else 0] if len(shape) == 2 else 0
-        if size not in shapes.get(weight, ()):
-            state = f"has shape {list(shapes[weight])}" if weight in shapes else "does not exist"
-            yield f"{where} is for another model: {name} has shape {list(shape)}; {weight} of {model} {state}"
-            return
+    except (OSError, ValueError) as error:
+        yield f"{where}: {adapter}: cannot read the adapter: {error}"
+        return
     if None not in (recorded, base_digest(model)) and recorded != base_digest(model):
-        yield f"{where} was trained on other weights than {model}: set model.name to its base model"
-
-
-def _kind(name: str) -> str:
-    """Return a parameter name with `#` in place of layer numbers."""
-    return re.sub(r"\d+", "#", name)
+        other = f"was trained on other weights than {model}: set model.name to its base model"
+        yield f"{where}: {adapter} {other}"
 
 
 def _linear_modules(model_path: Path, shapes: Mapping[str, Sequence[int]]) -> list[str]:
