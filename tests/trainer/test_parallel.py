@@ -223,7 +223,8 @@ def test_experts_on_shards(tmp_path, build_model, batches, kind):
     key = "experts/max_load"
     loads = [{r["step"]: r[key] for r in records(tmp_path / name) if key in r} for name in ("one", "two")]
     assert loads[0]
-    assert loads[1] == pytest.approx(loads[0], rel=0.05)
+    # weights of Muon differ by its tolerance, so a token may have another expert
+    assert loads[1] == pytest.approx(loads[0], rel=0.05 if kind == "adamw" else 0.2)
 
 
 @pytest.mark.slow
