@@ -50,15 +50,17 @@ def rust_tokenizer(tokenizer: Any) -> Any:
 
     transformers checks the type of every token id, which takes longer than the decoding.
     """
+    rust = getattr(tokenizer, "backend_tokenizer", None)
+    if rust is None:
+        return None
     changed = {
         name
         for one in type(tokenizer).__mro__
         if one.__name__ not in ("TokenizersBackend", "PreTrainedTokenizerBase")
         for name in vars(one)
     }
-    if changed & {"encode", "_encode_plus", "decode", "_decode"} or tokenizer.split_special_tokens:
-        return None
-    return getattr(tokenizer, "backend_tokenizer", None)
+    is_changed = changed & {"encode", "_encode_plus", "decode", "_decode"}
+    return None if is_changed or tokenizer.split_special_tokens else rust
 
 
 def _tokenizer_class(directory: Path) -> Any:
