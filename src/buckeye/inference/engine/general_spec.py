@@ -130,6 +130,7 @@ def _class_reasons(config: Mapping[str, Any]) -> Iterator[str]:
     kind = AutoModelForCausalLM._model_mapping[CONFIG_MAPPING[family]]
     if getattr(kind, "_is_stateful", False):
         yield f"model_type is {format_value(family)}: recurrent or hybrid layers are not supported"
+        return
     if kind.__name__.endswith("ForConditionalGeneration"):
         yield f"model_type is {format_value(family)}: only text is supported"
     arguments = inspect.signature(kind.forward).parameters
