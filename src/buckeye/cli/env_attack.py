@@ -43,7 +43,7 @@ def env_attack(
         float, typer.Option(min=0.0, help="Report texts with more reward than a guess plus this.")
     ] = 0.03,
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write probes for `buckeye env check --probes`.")
+        Path | None, typer.Option(metavar="FILE", help="Write probes for `buckeye env check --probes FILE`.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the tasks and of the policies.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,

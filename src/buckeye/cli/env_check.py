@@ -54,7 +54,7 @@ def env_check(
         ),
     ] = 0.03,
     probes: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="More probes, from `buckeye env attack --out`.")
+        Path | None, typer.Option(metavar="FILE", help="More probes, from `buckeye env attack --out FILE`.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the sample and of the policies.")] = 0,
     strict: Annotated[bool, typer.Option("--strict", help="Exit code 1 also for warnings.")] = False,

@@ -105,7 +105,7 @@ class AttackReport:
         return list(found.values())
 
     def probes(self) -> list[dict[str, Any]]:
-        """Return probes for `buckeye env check --probes`, which a fixed grader passes."""
+        """Return probes for `buckeye env check --probes FILE`, which a fixed grader passes."""
         return [
             {
                 "name": f"exploit {number}",

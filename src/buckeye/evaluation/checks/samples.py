@@ -62,7 +62,7 @@ def probes_of(environment: Environment) -> Sequence[Probe]:
 
 
 def read_probes(environment: Environment, path: Path | None) -> list[Probe]:
-    """Return the probes of a file from `buckeye env attack --out`. Raise `UsageError` if it is invalid."""
+    """Return the probes of a file from `buckeye env attack --out FILE`. Raise `UsageError` if it is invalid."""
     if path is None:
         return []
     try:
@@ -86,7 +86,7 @@ def read_probes(environment: Environment, path: Path | None) -> list[Probe]:
         raise UsageError(
             f"cannot read the probes of {path}: {type(error).__name__}: {error}",
             code="BK-CLI-ARGUMENT",
-            hint="write it with `buckeye env attack --out`, for the same environment and arguments",
+            hint="write it with `buckeye env attack --out FILE`, for the same environment and arguments",
         ) from error
 
 
