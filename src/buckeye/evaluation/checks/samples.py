@@ -62,7 +62,7 @@ def probes_of(environment: Environment) -> Sequence[Probe]:
 
 
 def read_probes(environment: Environment, path: Path | None) -> list[Probe]:
-    """Return the probes of a file from `buckeye env attack --out FILE`. Raise `UsageError` if it is invalid."""
+    """Return the probes in a file of `buckeye env attack --out FILE`. Raise `UsageError` if it is invalid."""
     if path is None:
         return []
     try:
