@@ -228,7 +228,7 @@ def _log_result(config: RLConfig, seconds: float) -> str | None:
     if outcome is not None:
         log.info("Outcome: %s", outcome)
     if problem is None and outcome is not None and outcome.is_flat:
-        log.warning("Outcome: the reward has not risen")
+        log.warning("Outcome: the reward has not clearly risen")
     if problem is not None:
         is_known = partial(was_logged, config.output_dir)
         log.warning("Outcome: %s", explain_no_learning(steps, config.output_dir, is_known=is_known))
