@@ -40,6 +40,7 @@ def test_a_planted_exploit_is_found_and_reduced(variant, witnesses, reward):
     assert best.reward == reward
     assert best.kind == "full reward"
     assert best.gain_low > 0.03
+    assert len({found.text for found in report.candidates}) == len(report.candidates)
     assert variant == "wrong accepted" or best.components["right"][0] == reward
 
 

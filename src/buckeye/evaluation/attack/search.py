@@ -225,7 +225,10 @@ class Attack:
             rewards = await self._grader.rewards(text, self.chosen)
             tried = [*self._scored, *(finalist[2] for finalist in finalists)]
             if len(finalists) < _FINALISTS and not any(_agree(rewards, other) for other in tried):
-                finalists.append((await self._reduce(text, label), label, rewards))
+                shortest = await self._reduce(text, label)
+                known = {exploit.text for exploit in self._candidates} | {entry[0] for entry in finalists}
+                if shortest not in known:
+                    finalists.append((shortest, label, rewards))
         self._begin("held-out tasks", until)
         for text, label, rewards in finalists:
             if (found := await self._score(text, label)) is not None:
