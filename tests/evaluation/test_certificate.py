@@ -30,6 +30,14 @@ def test_our_environments_are_those_of_their_certificates(path):
     assert done.returncode == 0, f"{done.stdout}{done.stderr}"
 
 
+def test_another_file_is_not_overwritten(tmp_path):
+    (tmp_path / "mine.md").write_text("notes")
+    words = ["--certify", "--out", "mine.json"]
+    done = run_here("env", "check", "dakota1890", *words, cwd=tmp_path)
+    assert (done.returncode, "BK-FILE-EXISTS" in done.stderr) == (2, True)
+    assert (tmp_path / "mine.md").read_text() == "notes"
+
+
 def test_a_certificate_names_faults_and_is_signed_and_verified(tmp_path):
     environment, key = tmp_path / "mine.py", tmp_path / "key"
     environment.write_text((ROOT / "tests" / "evaluation" / "faulty.py").read_text())

@@ -87,7 +87,7 @@ def env_check(
     if verify is not None:
         _verify(verify, as_json=as_json)
         return
-    _check_flags(certify=certify, sign=sign)
+    _check_flags(certify=certify, sign=sign, out=out)
     from buckeye.launch.mcp_gateways import DEFAULT_ROLLOUTS, local_gateway
 
     given = environment_args(arg, args) | column_arguments(reward, prompt_column, answer_column)
@@ -121,9 +121,12 @@ def env_check(
         raise typer.Exit(1)
 
 
-def _check_flags(*, certify: bool, sign: Path | None) -> None:
+def _check_flags(*, certify: bool, sign: Path | None, out: Path) -> None:
     if certify:
         need("uvicorn", "A certificate")
+        from buckeye.evaluation.certify.certificate import check_output
+
+        check_output(out)
     if sign is not None and not certify:
         raise UsageError(
             "--sign signs the certificate of --certify", code="BK-CLI-CONFLICT", hint="add --certify"

@@ -34,6 +34,7 @@ NAMESPACE = "buckeye-certificate"
 _VERDICTS: Mapping[CheckStatus, Verdict] = {
     "pass": "pass", "note": "pass", "warning": "warn", "error": "fail", "not run": "not run"
 }  # fmt: skip
+_PAGE_START, _START = "# Certificate of ", 200
 _TOLERANCE = 1e-6
 _PROGRAM_SECONDS = 120.0
 
@@ -89,6 +90,17 @@ def write_certificate(certificate: Mapping[str, Any], path: Path, key: Path | No
     return [path, page, signature]
 
 
+def check_output(path: Path) -> None:
+    """Raise `UsageError` if another file than a certificate is where the certificate or its page goes."""
+    for file, mark in ((path, f'"{FORMAT}"'), (path.with_suffix(".md"), _PAGE_START)):
+        if file.exists() and mark not in file.read_text(encoding="utf-8", errors="replace")[:_START]:
+            raise UsageError(
+                f"{file} exists, and is not a certificate",
+                code="BK-FILE-EXISTS",
+                hint="set another --out FILE",
+            )
+
+
 def read_certificate(path: Path) -> dict[str, Any]:
     """Return the certificate in a file. Raise `UsageError` for another file or a wrong signature."""
     value = read_json(path)
@@ -127,7 +139,7 @@ def certificate_page(certificate: Mapping[str, Any], file: str) -> str:
     tasks = [f"| {split} | {t['count']:,} | `{t['sha256']}` |" for split, t in certificate["tasks"].items()]
     return "\n".join(
         [
-            f"# Certificate of {certificate['environment']['name']}: {certificate['verdict']}",
+            f"{_PAGE_START}{certificate['environment']['name']}: {certificate['verdict']}",
             "",
             "| check | verdict | measured |",
             "|---|---|---|",

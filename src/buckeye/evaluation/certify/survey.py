@@ -23,7 +23,7 @@ _LISTS = {
     "print(*(name for name in r if name.endswith('-v0')))",
 }
 """Programs that print the names of all environments of a library."""
-_HEADER = ("environment", "verdict", "findings", "baseline", "chance", "processor ms", "exploit")
+_HEADER = ("environment", "verdict", "findings", "baseline", "chance", "processor ms")
 
 
 def environments_of(library: str) -> list[str]:
@@ -88,7 +88,6 @@ def _row(env_id: str, path: Path, flags: Sequence[str], seconds: float) -> dict[
         "chance": content_free.get("chance"),
         "processor_ms": cost.get("processor_ms"),
         "wall_ms": cost.get("wall_ms"),
-        "exploit": None,
         "version": certificate["package"]["version"],
     }
 
@@ -104,7 +103,6 @@ def survey_page(rows: Sequence[Mapping[str, Any]]) -> str:
                 "-" if (value := row.get(name)) is None else f"{value:.3g}"
                 for name in ("baseline", "chance", "processor_ms")
             ),
-            row.get("exploit") or "-",
         ]
         for row in rows
     ]
