@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -41,6 +42,18 @@ def test_ids_and_text_of_a_prompt_agree(renderer, wording):
     assert renderer.decode(prompt.ids) == prompt.text
     assert renderer.decode_in_thread(prompt.ids) == prompt.text
     assert prompt.ids == renderer.encode(prompt.text)
+
+
+def test_prompts_do_not_share_their_ids(renderer):
+    first, copy = renderer.render(QUESTION), renderer.render(QUESTION).ids
+    first.ids.append(0)
+    assert renderer.render(QUESTION).ids == copy
+
+
+@pytest.mark.parametrize("value", [Path("a"), 1 << 70, {1: 2}])
+def test_values_that_are_not_json_are_rendered(renderer, value):
+    message = {**QUESTION[0], "extra": value}
+    assert renderer.render([message]).ids == renderer.render(QUESTION).ids
 
 
 def test_half_a_surrogate_pair_is_replaced(renderer):

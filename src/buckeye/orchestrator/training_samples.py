@@ -11,7 +11,7 @@ import contextlib
 import copy
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -286,7 +286,10 @@ def copy_json(value: Any) -> Any:
 def _chat_prompt(conversation: Conversation, thread: _Thread | None = None) -> Prompt:
     """Return the prompt of a chat, with its token ids as a column."""
     ids = np.array(conversation.ids, np.int32)
-    return Prompt(ids=ids, conversation=replace(conversation, ids=ids), thread=thread)
+    chat = Conversation(
+        ids=ids, text=conversation.text, messages=conversation.messages, tools=conversation.tools
+    )
+    return Prompt(ids=ids, conversation=chat, thread=thread)
 
 
 def _thread_of(turn: _Turn) -> _Thread | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import itertools
 import resource
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
@@ -56,7 +57,7 @@ class SamplingSession:
         async def call(replica: Replica) -> Generation:
             if self._aborted:
                 return _aborted_generation()
-            request_id = uuid.uuid4().hex
+            request_id = next(self._client.request_ids)
             self._open[request_id] = replica
             try:
                 generation = await replica.generate(prompt_ids, params, request_id=request_id)
@@ -150,6 +151,8 @@ class InferenceClient:
         )
         self._keep_kv_cache = keep_kv_cache
         self._turns = turns
+        self.request_ids = map(f"{uuid.uuid4().hex}-{{}}".format, itertools.count())
+        """Ids for requests, which no other client of the servers uses."""
         self.requeued = 0
         """Number of requests that were repeated because a server was lost."""
         self.waiting_elsewhere = self.queued_elsewhere = 0

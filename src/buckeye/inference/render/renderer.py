@@ -14,6 +14,8 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from buckeye.base.storage import utf8
 from buckeye.envs.base import Message, Tool
 from buckeye.errors import UsageError
@@ -30,6 +32,8 @@ from buckeye.inference.render.tokenizer import load_tokenizer, rust_tokenizer
 from buckeye.inference.types import TokenIds
 
 log = logging.getLogger(__name__)
+
+_PROMPTS_KEPT = 16  # rollouts of a group, which start one after another, have equal first prompts
 
 TEXT_CALL_FAMILIES = (None, "qwen3", "prime-qwen3", "llama-3")
 """Families whose models write reasoning and tool calls as plain text. None is a model of no known family."""
@@ -64,6 +68,7 @@ class ChatRenderer:
                 self.template.missing_header,
             )
         self.token_text = lru_cache(maxsize=1 << 16)(self._token_text)
+        self._rendered = lru_cache(maxsize=_PROMPTS_KEPT)(self._render_json)
         self.stop_token_ids = self._find_stop_token_ids()
         """Ids of all tokens that end a reply, from the tokenizer, generation_config.json and the template."""
 
@@ -82,8 +87,15 @@ class ChatRenderer:
 
         Raise `UsageError` if the template rejects the messages.
         """
-        text = self.prompt_text(messages, tools)
-        return Conversation(ids=self.encode(text), text=text, messages=tuple(messages), tools=tuple(tools))
+        try:
+            key = msgspec.json.encode((messages, tools))
+        except (TypeError, ValueError, OverflowError):  # the values of a program are not always JSON
+            text = self.prompt_text(messages, tools)
+            ids = self.encode(text)
+        else:
+            text, kept = self._rendered(key)
+            ids = list(kept)
+        return Conversation(ids=ids, text=text, messages=tuple(messages), tools=tuple(tools))
 
     def prompt_text(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> str:
         """Return the text of the prompt. Raise `UsageError` if the template rejects the messages."""
@@ -118,13 +130,10 @@ class ChatRenderer:
             if self.template.text(as_sampled, tools, prompt=True) != text:
                 return None
         stop = self.decode(sampled_ids[-1:]) if self._without_stop(sampled_ids) != sampled_ids else None
-        head = self._head_of_turn(text, messages, tools, position)
-        following = self._after_reply(
-            text[len(conversation.text) :],
-            head - len(conversation.text),
-            self.template.escaper.escape_message(reply),
-            stop,
-        )
+        start = len(conversation.text)
+        head = self._head_of_turn(text, start, messages, tools, position)
+        escaped = self.template.escaper.escape_message(reply)
+        following = self._after_reply(text[start:], head - start, escaped, stop)
         if following is None:
             return None
         end, rest = following
@@ -188,6 +197,11 @@ class ChatRenderer:
         (text,) = self._rust.decode_batch([list(ids)], skip_special_tokens=False)
         return str(text)
 
+    def _render_json(self, key: bytes) -> tuple[str, TokenIds]:
+        messages, tools = msgspec.json.decode(key)
+        text = self.prompt_text(messages, tools)
+        return text, tuple(self.encode(text))
+
     def _parse_text(self, conversation: Conversation, text: str) -> ParsedMessage:
         reasoning = None
         if self.template.supports_reasoning:
@@ -198,13 +212,18 @@ class ChatRenderer:
         return ParsedMessage(content=parsed.content, reasoning=reasoning, calls=parsed.calls)
 
     def _head_of_turn(
-        self, text: str, messages: Sequence[Message], tools: Sequence[Tool], position: int
+        self, text: str, start: int, messages: Sequence[Message], tools: Sequence[Tool], position: int
     ) -> int:
         """Return the length of `text` up to the content of the message after the reply at `position`.
 
-        Another content of this message changes the text only from there on. Return 0 if it is not in `text`.
+        The reply begins at `start`. Another content of this message changes the text only from the returned
+        place on. Return 0 if the content is not in `text`.
         """
         later = messages[position + 1 :]
+        if later and isinstance(later[0].get("content"), str):
+            content = self.template.escaper.escape_message(later[0])["content"].rstrip()
+            if content and text.count(content, start) == 1:  # no second rendering is needed to find it
+                return text.index(content, start)
         other = [{**message, "content": f"·{message.get('content') or ''}"} for message in later[:1]]
         try:
             changed = self.template.text(

@@ -103,7 +103,11 @@ class _Environment(ImmutableSandboxedEnvironment):
     def joined(self, join: Callable[[Iterable[Any]], str], parts: Iterable[Any]) -> str:
         """Return `join(parts)`. Raise `TooCostlyError` if the result would be too long."""
         texts = list(parts)
-        _check_length(sum(len(text) for text in texts if isinstance(text, str)))
+        try:
+            length = sum(map(len, texts))
+        except TypeError:  # the operator `~` also joins numbers
+            length = sum(len(text) for text in texts if isinstance(text, str))
+        _check_length(length)
         return join(texts)
 
     def concat(self, parts: Iterable[str]) -> str:
