@@ -11,7 +11,6 @@ from contextlib import nullcontext
 import psutil
 import pytest
 
-from buckeye.cli.main import main
 from buckeye.config.load import load_config
 from buckeye.config.rl import RLConfig
 from buckeye.errors import UsageError
@@ -22,6 +21,7 @@ from buckeye.run_files.record import read_record
 from buckeye.runs.status import run_status
 from buckeye.runs.stop import continuation
 from buckeye.transport.checkpoint import list_checkpoints
+from tests.command import run_here
 from tests.run.made_runs import made_run, recorded, write_metrics
 
 SLEEP = "import time; print('up', flush=True); time.sleep(100)"
@@ -37,14 +37,12 @@ def _a_place_of_its_own(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def rl(monkeypatch, capsys):
+def rl():
     """Return a function that runs `buckeye rl ...`; it returns exit code, stdout and stderr."""
 
     def run(*words):
-        monkeypatch.setattr(sys, "argv", ["buckeye", "rl", *map(str, words)])
-        with pytest.raises(SystemExit) as end:
-            main()
-        return (end.value.code, *capsys.readouterr())
+        done = run_here("rl", *words, cwd=".")
+        return done.returncode, done.stdout, done.stderr
 
     return run
 

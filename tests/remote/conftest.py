@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import sys
 from types import SimpleNamespace
 
 import pytest
 
-from buckeye.cli.main import rl
 from buckeye.remote.bootstrap import bootstrap
 from buckeye.remote.connection import SshConnection
+from tests.command import run_here
 from tests.remote.house import House
 from tests.remote.laptop import STARTED
 from tests.remote.sshd import sshd
@@ -22,15 +21,12 @@ __all__ = ["model"]
 
 
 @pytest.fixture
-def run_rl(monkeypatch, capsys):
+def run_rl():
     """Return a function that runs `rl WORDS` in this process; it returns exit code, stdout and stderr."""
 
     def carry_out(*words):
-        monkeypatch.setattr(sys, "argv", ["rl", *words])
-        with pytest.raises(SystemExit) as ended:
-            rl()
-        printed = capsys.readouterr()
-        return ended.value.code, printed.out, printed.err
+        done = run_here(*words, cwd=".", program="rl")
+        return done.returncode, done.stdout, done.stderr
 
     return carry_out
 

@@ -12,7 +12,7 @@ from buckeye.base.json_lines import read_json_lines
 from buckeye.launch.plan import Role
 from buckeye.launch.processes import Processes
 from buckeye.trainer.model.tiny import TinySize, make_tiny_model
-from tests.command import run_here
+from tests.command import check_json, run_here
 from tests.made_once import made_once
 from tests.waiting import HANG
 
@@ -72,9 +72,11 @@ class Runner:
         )
 
     def run(self, argv, *, limit=HANG):
-        return subprocess.run(
+        done = subprocess.run(
             argv, cwd=self.root, env=self.env, capture_output=True, text=True, timeout=limit, check=False
         )
+        check_json(argv[3:], done.stdout)
+        return done
 
     def ok(self, argv, *, limit=HANG):
         """Run a command as `run` does, and assert that it succeeds."""

@@ -371,10 +371,10 @@ def test_push_fills_a_new_repository_and_no_other(tuned, monkeypatch, refusal):
         with refusal(RunError):
             _export(tuned, step="last", push="me/new")
         hub.broken = False
-        words = ["export", str(tuned), "--step", "last", "--push", "me/new", "--private"]
+        words = ["export", str(tuned), "--step", "last", "--push", "me/new", "--private", "--json"]
         done = run_here(*words, cwd=tuned)
         assert done.returncode == 0, done.stderr
-        assert f"{hub.url}/me/new" in done.stdout
+        assert json.loads(done.stdout)["url"] == f"{hub.url}/me/new"
         assert hub.private == {"me/new": True}
         directory = tuned / "exports" / "step_6"
         uploaded = hub.files["me/new"]

@@ -18,7 +18,7 @@ def convert(tmp_path):
     """Return a function that imports `file.gguf` through the command line, and gives its result."""
 
     def run(*words):
-        return run_here("model", "import", "file.gguf", "model", *words, cwd=tmp_path)
+        return run_here("model", "import", "file.gguf", "model", "--json", *words, cwd=tmp_path)
 
     return run
 

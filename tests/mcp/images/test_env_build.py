@@ -9,6 +9,7 @@ import sys
 import httpx
 import pytest
 import yaml
+from tests.command import check_json
 from tests.mcp.images.local_registry import (
     builder_environment,
     needs_registry,
@@ -45,7 +46,9 @@ def buckeye(folder, home):
     def run(*words):
         env = {"PATH": os.environ["PATH"], "HOME": str(home), **variables}
         argv = [sys.executable, "-m", "buckeye", *words]
-        return subprocess.run(argv, cwd=folder, env=env, capture_output=True, text=True, check=False)
+        done = subprocess.run(argv, cwd=folder, env=env, capture_output=True, text=True, check=False)
+        check_json(words, done.stdout)
+        return done
 
     return run
 
@@ -54,7 +57,7 @@ def test_build_and_push(buckeye, folder, tmp_path):
     lock = folder / "buckeye.lock.yaml"
     dataset = "primary_dataset: {name: a/b, task_count: 1, updated_at: 2026-01-01}\n"
     lock.write_text(f"# ours\nimage: my-env:latest  # the name\n{dataset}")
-    done = buckeye("env", "build", ".", "--builder", "buildah")
+    done = buckeye("env", "build", ".", "--builder", "buildah", "--json")
     assert done.returncode == 0, done.stderr
     assert "move" in done.stdout
     found = read_lock(lock)

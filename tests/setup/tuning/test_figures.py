@@ -5,6 +5,7 @@ import shutil
 import statistics
 
 import pytest
+from tests.command import check_json
 from tests.setup.tuning.here import config_of
 
 from buckeye.cli.typer_commands import run
@@ -69,4 +70,6 @@ def test_tune_prints_the_rewards(tuned, tmp_path, monkeypatch, capsys, wording):
     assert run("rl tune", argv, "rl tune") == 0
     assert capsys.readouterr().out.splitlines()[1] == wording
     assert run("rl tune", [*argv, "--json"], "rl tune") == 0
-    assert json.loads(capsys.readouterr().out)["reward_at_end"] == found.reward_at_end
+    out = capsys.readouterr().out
+    check_json(["rl", "tune", "--json"], out)
+    assert json.loads(out)["reward_at_end"] == found.reward_at_end

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from tests.command import check_json
 from tests.workers.installed.package_index import serving, wheel
 
 pytestmark = pytest.mark.e2e
@@ -40,9 +41,11 @@ class Person:
 
     def env(self, *words, seconds=300):
         argv = [sys.executable, "-m", "buckeye", "env", *map(str, words)]
-        return subprocess.run(
+        done = subprocess.run(
             argv, capture_output=True, text=True, env=self.variables, timeout=seconds, check=False
         )
+        check_json(argv[3:], done.stdout)
+        return done
 
     @property
     def environments(self):
