@@ -5,20 +5,28 @@ import json
 import os
 import tomllib
 from itertools import islice
+from pathlib import Path
 
 import psutil
 import pytest
+from tests.orchestrator.fakes import make_runner
 from tests.places import ROOT
 from tests.waiting import wait_for
 from tests.workers.adapters.scripted import Speaker
 from tests.workers.workers.conftest import is_gone
 
+from buckeye.config.orchestrator import OrchestratorConfig
 from buckeye.envs.settings import WorkerSettings
 from buckeye.errors import UsageError
+from buckeye.inference.client import Generation
+from buckeye.orchestrator.batch import advantages_of, make_batch
+from buckeye.orchestrator.environments import NamedEnvironment
+from buckeye.orchestrator.task_sampler import GroupTask
 from buckeye.workers.loading import open_environment
 from buckeye.workers.proxy import serve
 from buckeye.workers.worker_side.adapters import AdapterError, load
 
+PACKAGES = Path(__file__).resolve().parent / "packages"
 PROGRAM = """
 import json, os, subprocess, sys, time, urllib.request
 
@@ -264,3 +272,44 @@ def test_leaked_child_of_a_program_does_not_delay_its_rollout(folder):
     finally:
         psutil.Process(int((folder / "pid").read_text())).kill()
     assert (outcome["reward"], outcome["error"]) == (0.5, None)
+
+
+class LastWord:
+    """Engine that replies to the last word of the prompt with a letter: `q`, `n`: x; `sum`: s; else y."""
+
+    async def generate(self, prompt_ids, params):
+        word = "".join(map(chr, prompt_ids)).split(":")[-2].partition("$")[0]
+        ids = [ord({"q": "x", "n": "x", "sum": "s"}.get(word, "y")), ord("$")]
+        return Generation(token_ids=ids, logprobs=[-0.5] * 2, versions=[3] * 2, finish_reason="stop")
+
+
+@pytest.mark.anyio
+async def test_a_rollout_that_compacts_and_branches_trains_each_token_once(tmp_path):
+    """Samples: up to each of two summaries, after them, of a sub-agent, of a second continuation.
+
+    One token per character; a reply has two. u:q$a:x$ (8) + u:n$a:x$ (8) + u:sum$a:s$ (10) are 26 tokens with
+    6 sampled, and so are u:s$a:y$ + u:n$a:x$ + u:sum$a:s$. u:s$a:y$ has 8, u:sub$a:y$ has 10, and
+    u:q$a:x$u:m$a:y$ has 16, with 2 sampled: its x$ is trained in the first sample.
+    """
+    (tmp_path / "tasks.jsonl").write_text('{"id": "1", "prompt": "q"}\n')
+    args = {"command": ["python", str(PACKAGES / "compacting.py")], "cwd": str(tmp_path)}
+    args["tasks"] = str(tmp_path / "tasks.jsonl")
+    environment = open_environment("agent", args, WorkerSettings())
+    named = NamedEnvironment(name="agent", environment=environment)
+    task = GroupTask(index=0, env=named, task=environment.tasks("train")[0])
+    try:
+        group = await make_runner(LastWord(), seq_len=200).start_group(task, 2)
+    finally:
+        await environment.close()
+    config = OrchestratorConfig()
+    samples = make_batch(3, [group], advantages_of([group], config), config, state={}).samples
+    assert sorted(group.rewards) == [0.0, 1.0]
+    assert [(rollout.turns, rollout.turns_branched) for rollout in group.scored] == [(9, 4), (9, 4)]
+    lengths = [(len(sample.token_ids), int(sample.loss_mask.sum())) for sample in samples]
+    assert lengths == 2 * [(26, 6), (26, 6), (8, 2), (10, 2), (16, 2)]
+    trained = ["".join(map(chr, sample.token_ids[sample.loss_mask])) for sample in samples]
+    assert trained == 2 * ["x$x$s$", "y$x$s$", "y$", "y$", "y$"]
+    for sample, reward in zip(samples, [group.rewards[0]] * 5 + [group.rewards[1]] * 5, strict=True):
+        assert set(sample.advantages[sample.loss_mask]) == {reward - 0.5}
+        assert set(sample.versions[sample.loss_mask]) == {3}
+        assert not sample.advantages[~sample.loss_mask].any()
