@@ -12,7 +12,6 @@ from tests.command import run_here
 
 from buckeye.base.columns import align_columns
 from buckeye.cli.commands import command_function
-from buckeye.cli.removed import REMOVED_COMMANDS
 from buckeye.cli.tree import BY_NAME, COMMANDS, GROUPS, TITLES, child_commands, command_lines
 from buckeye.version import __version__
 
@@ -55,7 +54,6 @@ def test_help_titles_list_every_command(group):
 
 def test_tree_has_at_most_51_commands_each_once():
     assert len(BY_NAME) == len(COMMANDS) <= 51
-    assert not REMOVED_COMMANDS.keys() & BY_NAME.keys()
     shown = [command for command in COMMANDS if not command.hidden]
     assert [
         line.startswith(f"buckeye {command.name} ")
@@ -71,13 +69,6 @@ def test_every_command_has_help(words, tmp_path):
     assert done.stdout.startswith("usage: ")
     assert words.removeprefix("worker ") in done.stdout.splitlines()[0]
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("words", sorted(REMOVED_COMMANDS))
-def test_a_removed_command_names_its_replacement(words, tmp_path):
-    done = run_here(*words.split(), "x", "--json", cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert f"`{REMOVED_COMMANDS[words]}`" in done.stderr
 
 
 @pytest.mark.parametrize("words", ["--help", "rl --help", "--help-all", "env --help", "rl pods --help"])

@@ -58,6 +58,3 @@ def _read_value(name: str) -> str:
     if sys.stdin.isatty():
         return str(typer.prompt(name, hide_input=True)).strip()
     return sys.stdin.read().strip()
-
-
-COMMANDS = {"auth set": auth_set, "auth status": auth_status}

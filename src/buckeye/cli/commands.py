@@ -11,5 +11,5 @@ from buckeye.cli.tree import BY_NAME
 
 def command_function(command: str) -> Callable[..., Any]:
     """Return the function of a command, by its name in the tree."""
-    module = import_module(f"buckeye.cli.{BY_NAME[command].module}")
-    return module.COMMANDS[command]  # type: ignore[no-any-return]
+    module, _, name = BY_NAME[command].function.partition(".")
+    return getattr(import_module(f"buckeye.cli.{module}"), name)  # type: ignore[no-any-return]

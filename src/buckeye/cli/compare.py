@@ -134,6 +134,3 @@ def _figure_table(title: str, figures: Sequence[tuple[str, Any]]) -> Iterator[st
             for name, figure in figures
         ]
         yield "\n" + align_columns([(title, "A", "B", "B - A"), *rows])
-
-
-COMMANDS = {"rl compare": compare_runs}

@@ -16,6 +16,3 @@ def demo(
     from buckeye.setup.demo.main import run_demo
 
     run_demo(output_dir, seed=seed, show=typer.echo)
-
-
-COMMANDS = {"demo": demo}

@@ -34,6 +34,3 @@ def diagnose_run(
     print(json.dumps(diagnosis.to_json()) if as_json else diagnosis)
     if diagnosis.cause is not None:
         raise typer.Exit(1)
-
-
-COMMANDS = {"rl diagnose": diagnose_run}

@@ -161,6 +161,3 @@ def _wrap(start: str, text: str, width: int) -> list[str]:
 
 def _width() -> int:
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else _WIDTH_WITHOUT_TERMINAL
-
-
-COMMANDS = {"rl doctor": doctor}

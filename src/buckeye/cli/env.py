@@ -36,6 +36,3 @@ def env_trust(
             f"{dataset} is local, or in this folder's buckeye.lock.yaml: it needs no trust", file=sys.stderr
         )
     ask_for_trust(dataset, yes=yes)
-
-
-COMMANDS = {"env new": env_new, "env trust": env_trust}

@@ -89,6 +89,3 @@ def _seconds(text: str) -> float:
     if match is None or not float(match[1]):
         raise UsageError(f"--budget {text}: not a time", code="BK-CLI-ARGUMENT", hint="write 90s, 10m or 1h")
     return float(match[1]) * _UNITS[match[2]]
-
-
-COMMANDS = {"env attack": env_attack}

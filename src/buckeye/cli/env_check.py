@@ -179,6 +179,3 @@ def _verify(path: Path, *, as_json: bool) -> None:
     if changed:
         typer.echo(f"Renew it: {renewal_command(certificate, path)}", err=True)
         raise typer.Exit(1)
-
-
-COMMANDS = {"env check": env_check}

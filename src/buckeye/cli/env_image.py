@@ -116,6 +116,3 @@ def push_if_needed(images: Sequence[str], *, is_interactive: bool, yes: bool) ->
             message = f"the image {image} was not pushed since its last build"
             raise UsageError(message, code="BK-IMAGE", hint="Push it: `buckeye env push`")
         env_push()
-
-
-COMMANDS = {"env build": env_build, "env push": env_push}

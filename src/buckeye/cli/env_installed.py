@@ -159,6 +159,3 @@ def _row(environment: InstalledEnvironment) -> dict[str, Any]:
     from buckeye.workers.installed.record import to_json
 
     return {**json.loads(to_json(environment)), "lock": str(environment.lock)}
-
-
-COMMANDS = {"env install": env_install, "env list": env_list, "env remove": env_remove}

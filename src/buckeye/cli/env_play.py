@@ -173,6 +173,3 @@ def _load_tasks(
         hint = f"Use a number from 1 to {len(tasks)}, or the id of a task"
         raise UsageError(f"--task: no task named {chosen!r}", code="BK-CLI-ARGUMENT", hint=hint)
     return named, tasks, index
-
-
-COMMANDS = {"env play": play}

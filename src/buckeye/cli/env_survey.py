@@ -33,6 +33,3 @@ def env_survey(
     with status_line(f"listing {library}") as progress:
         rows = survey(ids, out, flags, timeout, progress)
     typer.echo(survey_page(rows))
-
-
-COMMANDS = {"env survey": env_survey}

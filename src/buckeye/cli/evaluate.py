@@ -183,6 +183,3 @@ def _endpoint(name: str) -> dict[str, str] | None:
 
 def _slug(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-.") or "eval"
-
-
-COMMANDS = {"eval": evaluate}

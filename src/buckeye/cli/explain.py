@@ -38,6 +38,3 @@ def explain(
         raise UsageError(f"no error code or finding is named {code!r}", code="BK-CLI-ARGUMENT", hint=hint)
     name, text = names[wanted], known[names[wanted]]
     typer.echo(json.dumps({name: text}, ensure_ascii=False) if as_json else f"{name}\n\n{text}")
-
-
-COMMANDS = {"explain": explain}

@@ -99,6 +99,3 @@ def _write_script(to: Path, folders: dict[str, str]) -> Path:
     script = to.absolute() / _SCRIPT
     write_file(script, "\n".join([*lines, ""]))
     return script
-
-
-COMMANDS = {"fetch": fetch}

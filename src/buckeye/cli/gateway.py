@@ -159,6 +159,3 @@ def _parse_size(size: str | None, flag: str) -> int | None:
         hint = "Write a number and a unit, such as 512m or 2g"
         raise UsageError(f"{flag}: {size!r} is not a size", code="BK-CLI-ARGUMENT", hint=hint)
     return int(float(match[1]) * 1024 ** " kmgt".index(match[2].lower() or " "))
-
-
-COMMANDS = {"gateway": gateway}

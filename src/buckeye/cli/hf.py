@@ -182,6 +182,3 @@ def check_name(name: str, *, push: bool) -> None:
     if not re.fullmatch(r"[A-Za-z0-9][\w.\-]*(/[A-Za-z0-9][\w.\-]*)?", name, re.ASCII):
         hint = "Use letters, digits, hyphens, dots, and at most one slash"
         raise UsageError(f"--name: {name!r} is not a valid name", code="BK-CLI-ARGUMENT", hint=hint)
-
-
-COMMANDS = {"hf": hf}

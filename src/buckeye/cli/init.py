@@ -142,6 +142,3 @@ def _parse_headers(pairs: Sequence[str]) -> dict[str, str]:
             )
         headers[name.strip()] = value
     return headers
-
-
-COMMANDS = {"rl init": init}

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 
 from buckeye.cli.help import show_group
-from buckeye.cli.removed import removed_command_error
 from buckeye.cli.tree import BY_NAME, GROUPS, child_commands, command_lines, commands_ending_in, find_command
 from buckeye.errors import UsageError
 
@@ -90,8 +89,6 @@ def _refuse_unknown(command: str, args: Sequence[str]) -> None:
     """Raise UsageError if a command line does not name a command."""
     if not args or args[0].startswith(("-", "@")) or (command in BY_NAME and command != "rl"):
         return
-    if removed := removed_command_error([*command.split(), *args]):
-        raise removed
     known, prefix = child_commands(command), f"{command} " if command else ""
     near = commands_ending_in(args[0]) or [prefix + name for name in get_close_matches(args[0], known, 1)]
     suggested = " or ".join(f"`buckeye {name}`" for name in near)

@@ -192,6 +192,3 @@ def export(
     if exported.url is not None:
         typer.echo(exported.url)
     typer.echo(f"Next: buckeye chat {exported.directory}")
-
-
-COMMANDS = {"model tiny": model_tiny, "model import": model_import, "chat": chat, "export": export}

@@ -207,12 +207,3 @@ def _show_ended(ended: Sequence[PodEntry], as_json: bool) -> None:
 
 def _print_progress(text: str) -> None:
     typer.echo(text, err=True)
-
-
-COMMANDS = {
-    "rl pods list": list_pods,
-    "rl pods offers": offers,
-    "rl pods attach": attach,
-    "rl pods terminate": terminate,
-    "rl pods gc": gc,
-}

@@ -82,6 +82,3 @@ def _replay_all(directory: Path, device: str | None, *, as_json: bool) -> None:
 
 def _trainer_settings(directory: Path) -> TrainerConfig:
     return load_config(TrainerConfig, ["@", str(directory / "configs" / "trainer.json")])
-
-
-COMMANDS = {"rl replay": replay}

@@ -289,6 +289,3 @@ def _cell(text: str, *, end: bool = False) -> str:
     if len(line) <= _MAX_CELL_LENGTH:
         return line
     return f"…{line[1 - _MAX_CELL_LENGTH :]}" if end else f"{line[: _MAX_CELL_LENGTH - 1]}…"
-
-
-COMMANDS = {"rl rollouts": rollouts}

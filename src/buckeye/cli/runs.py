@@ -293,14 +293,3 @@ def _show_deletable(items: Sequence[Deletable], as_json: bool, deleted: bool) ->
         typer.echo(f"Deleted {counted(len(items), 'item')}, {human_bytes(size)}.")
     else:
         typer.echo(cleaning_table(items))
-
-
-COMMANDS = {
-    "rl list": list_runs,
-    "rl status": status,
-    "rl logs": logs,
-    "rl stop": stop,
-    "rl resume": resume,
-    "rl fork": fork,
-    "rl clean": clean,
-}

@@ -46,6 +46,3 @@ def configurations() -> dict[str, type[BaseConfig]]:
         "inference": InferenceConfig,
         "sft": SFTConfig,
     }
-
-
-COMMANDS = {"rl schema": schema}

@@ -93,6 +93,3 @@ def _check_inputs(config: SFTConfig) -> None:
     step = config.ckpt.resume_step if config.ckpt is not None else None
     if step is not None:
         check_resumable(config, resolve_checkpoint(config.output_dir / "checkpoints", step), section="")
-
-
-COMMANDS = {"sft": sft}

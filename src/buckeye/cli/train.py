@@ -24,9 +24,6 @@ def rl(argv: list[str]) -> int:
     if asks_for_help(argv):
         show_help(RLConfig, "rl", argv)
         return 0
-    if any(arg.partition("=")[0] == "--launcher" for arg in argv):
-        hint = "For Ray, add --cluster.engine ray; for Slurm, run `sbatch examples/slurm/job.sh`"
-        raise UsageError("--launcher was removed", code="BK-CLI-REMOVED", hint=hint)
     args = parse_train_args(argv)
     if args.is_composed:
         from buckeye.cli.composed_run import run_composed
@@ -99,6 +96,3 @@ def _failed_checks_error(failed: list[Check]) -> UsageError:
     codes = {check.code for check in failed}
     code = codes.pop() if len(codes) == 1 else "BK-PREFLIGHT"
     return UsageError("\n".join(check.line for check in failed), code=code, hint=_HINT)
-
-
-COMMANDS = {"rl": rl}

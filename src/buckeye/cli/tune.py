@@ -96,6 +96,3 @@ def _parse_seconds(text: str) -> float:
 def _budget_text(seconds: float) -> str:
     """Return a budget, rounded up to whole minutes, or to tens of seconds below two minutes."""
     return f"{math.ceil(seconds / 60)}m" if seconds > 120 else f"{10 * math.ceil(seconds / 10)}s"
-
-
-COMMANDS = {"rl tune": tune}

@@ -67,6 +67,3 @@ def report(
             raise
         raise write_error(path, error, hint="Name another file with -o") from None
     typer.echo(f"{path}: contains the rollout texts of {groups} of {total} groups")
-
-
-COMMANDS = {"ui": ui, "rl report": report}

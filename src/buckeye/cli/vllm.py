@@ -33,6 +33,3 @@ def install(
     typer.echo(f"{installed.distribution} {installed.version} installed in {environment}")
     if path is not None:
         typer.echo(f"To use it: export {PYTHON_VARIABLE}={installed.python}")
-
-
-COMMANDS = {"vllm install": install}

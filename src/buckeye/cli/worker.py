@@ -48,6 +48,3 @@ def serve(argv: list[str]) -> int:
 
     run_inference(local, adapter=adapter)
     return 0
-
-
-COMMANDS = {"worker trainer": trainer, "worker orchestrator": orchestrator, "serve": serve}

@@ -11,7 +11,6 @@ from tests.cli.printed_commands import commands_in, flag_names, texts_of
 from tests.places import ROOT
 from tests.whole.docs.blocks import blocks
 
-from buckeye.cli.removed import REMOVED_COMMANDS
 from buckeye.cli.schema import configurations
 from buckeye.cli.tree import COMMANDS
 from buckeye.cli.typer_commands import typer_command
@@ -144,7 +143,6 @@ def test_every_command_that_a_text_of_the_program_names_is_one():
         if path != ROOT / "src/buckeye/remote/scripts.py"  # shell scripts, which other tests run
         for line, text in texts_of(path)
         for command in commands_in(text)
-        if command not in REMOVED_COMMANDS
     ]
     assert len(found) > 130
     assert {(place, command): said for place, command in found if (said := problem(command))} == {}
