@@ -207,23 +207,12 @@ def test_the_dakota_environment_is_found(env_id):
 
 
 @pytest.mark.parametrize("env_id", ["mcp", "buckeye-vf-gym", "buckeye/Buckeye_VF.gym@latest"])
-def test_the_mcp_environment_has_a_name_and_a_former_one(env_id):
+def test_the_mcp_environment_has_two_ids(env_id):
     assert registry.find_local_loader(env_id) is load_mcp_environment
     assert is_mcp(env_id)
 
 
-@pytest.mark.parametrize("name", ["dataset", "taskset"])
-def test_former_names_of_arguments_are_accepted(name):
-    with pytest.raises(UsageError, match="no-such-file"):
-        load_environment("mcp", **{name: "no-such-file.json", "config_path": str(GYM)})
-
-
-def test_argument_given_under_both_names_is_refused():
-    with pytest.raises(UsageError, match="taskset"):
-        load_environment("mcp", taskset="a.json", dataset="a.json", config_path="c.yaml")
-
-
-@pytest.mark.parametrize("wrong", ["tasks", "task_file", "Tasks", "data_set"])
+@pytest.mark.parametrize("wrong", ["tasks", "taskset", "task_file", "Tasks", "data_set"])
 def test_synonyms_of_dataset_suggest_dataset(wrong):
     with pytest.raises(UsageError, match="Did you mean 'dataset'"):
         load_environment("mcp", **{wrong: "tasks.json", "config_path": "c.yaml"})

@@ -195,7 +195,7 @@ class World:
         }.get(
             plan.environment,
             'id = "buckeye-vf-gym"\n'
-            f'args = {{ taskset = "{taskset.format(plan.environment)}", config_path = "gym.yaml" }}\n',
+            f'args = {{ dataset = "{taskset.format(plan.environment)}", config_path = "gym.yaml" }}\n',
         )
         store = f'store = "s3://{BUCKET}/{PLANS.index(plan)}"\n' if plan.store == "s3" else ""
         text = CONFIG.replace("outputs/run", f"outputs/run-{PLANS.index(plan)}") + environment

@@ -148,7 +148,7 @@ def test_keys_that_are_known_or_given_to_servers_go_along_and_no_others(project,
     }
     Path("tasks.json").write_text(json.dumps([task]))
     config = project(env="mcp")
-    config.write_text(config.read_text().replace("path =", "taskset ="))
+    config.write_text(config.read_text().replace("path =", "dataset ="))
     assert dict(read_project(config, resume=False).secrets) == {"HF_TOKEN": "1", "JUDGE_KEY": "2"}
     assert dict(read_project(project(), resume=False).secrets) == {"HF_TOKEN": "1"}
     config = project()
@@ -172,7 +172,7 @@ def test_what_rollouts_begin_with_travels_whole_and_so_do_functions_that_grade(p
     )
     config = project(env="mcp")
     text = config.read_text().replace(
-        'path = "tasks.json"', 'taskset = "tasks.json", config_path = "gym.yaml"'
+        'path = "tasks.json"', 'dataset = "tasks.json", config_path = "gym.yaml"'
     )
     config.write_text(text)
     wanted = {"start/.git/HEAD", "start/.env.example", "start/notes.txt", "own/data.db", "graders/check.py"}

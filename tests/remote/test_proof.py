@@ -41,7 +41,7 @@ args = {args}
 [inference]
 """
 REQUEST = RemoteRequest(gpus=GpuSpec(count=2, type="A100_80GB"), yes=True)
-MCP = '{ taskset = "tasks.json", config_path = "configs/my-env.yaml" }'
+MCP = '{ dataset = "tasks.json", config_path = "configs/my-env.yaml" }'
 
 
 @pytest.fixture

@@ -30,7 +30,7 @@ def config(tmp_path, monkeypatch):
     (tmp_path / "math.json").write_text(json.dumps([graded]))
 
     def made(taskset, *words):
-        args = json.dumps({"taskset": taskset, "config_path": "configs/my-env.yaml"})
+        args = json.dumps({"dataset": taskset, "config_path": "configs/my-env.yaml"})
         environment = ("--orchestrator.env.0.id", "mcp", "--orchestrator.env.0.args", args)
         return load_config(RLConfig, ["--trainer", "--orchestrator", *environment, *words])
 

@@ -19,7 +19,7 @@ def package(monkeypatch):
 def test_missing_verifiers_is_reported(package, monkeypatch, refusal):
     monkeypatch.setitem(__import__("sys").modules, "verifiers", None)
     with refusal(UsageError):
-        package.load_environment(taskset="a", config_path="b")
+        package.load_environment(dataset="a", config_path="b")
     with refusal(UsageError):
         _ = package.GymTaskset
     with pytest.raises(AttributeError):

@@ -103,7 +103,7 @@ def files(tmp_path):
         ]
         (tmp_path / "tasks.json").write_text(json.dumps([{**task, "evaluate_tool": call} for task in tasks]))
         (tmp_path / "gym.yaml").write_text(CONFIG)
-        yield {"taskset": str(tmp_path / "tasks.json"), "config_path": str(tmp_path / "gym.yaml")}
+        yield {"dataset": str(tmp_path / "tasks.json"), "config_path": str(tmp_path / "gym.yaml")}
 
 
 @pytest.mark.parametrize("version", ["v0", "v1"])

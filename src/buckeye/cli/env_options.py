@@ -102,9 +102,7 @@ def environment_config(
     from buckeye.base.keys import check_variables
     from buckeye.config.environments import EnvConfig
     from buckeye.dataset.environment import NAME as DATASET
-    from buckeye.envs.registry import current_arguments
     from buckeye.mcp.environment import NAME as MCP
-    from buckeye.mcp.environment import load_environment
 
     if (env is None) != bool(rewards) or (rewards and dataset is None):
         hint = "name an environment, or set --dataset FILE and --reward FILE"
@@ -117,7 +115,7 @@ def environment_config(
         env, args = DATASET, {"path": dataset, "reward": list(rewards or ()), **args}
     elif is_mcp_file(env):
         written = {"config_path": env, "dataset": dataset or "tasks.json"}
-        env, args = MCP, written | current_arguments(load_environment, args)
+        env, args = MCP, written | args
     elif dataset is not None:
         args["dataset"] = dataset
     names = variable_names(variables)

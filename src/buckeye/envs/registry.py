@@ -12,7 +12,6 @@ id wins:
 
 from __future__ import annotations
 
-import functools
 import importlib
 import importlib.util
 import inspect
@@ -27,7 +26,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any
 
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
@@ -72,10 +71,8 @@ _BUNDLED = "dakota1890"
 _BUNDLE_FOLDERS = (Path(__file__).with_name("bundled"), Path(__file__).parents[3] / "environments")
 """Folders with the environments that Buckeye contains: in the package, and in a checkout."""
 
-_Loader = TypeVar("_Loader", bound=Callable[..., Any])
 _VersionedLoader = tuple[Callable[..., Any], str | None]
 """Loader of an environment, and the version of its distribution, if known."""
-_FORMER_ARGUMENTS = "former_arguments"
 _TRACEBACK_HINT = f"set {DEBUG_VARIABLE}=1 to see the traceback"
 
 log = logging.getLogger(__name__)
@@ -114,40 +111,8 @@ class EnvironmentId:
         return self.name.replace("-", "_").replace(".", "_")
 
 
-def renamed_arguments(names: Mapping[str, str]) -> Callable[[_Loader], _Loader]:
-    """Return a decorator for a loader that also accepts former names of its arguments.
-
-    `names` maps each former name to the current name. The decorated loader raises `UsageError` if an argument
-    is given under both names.
-    """
-
-    def decorate(loader: _Loader) -> _Loader:
-        @functools.wraps(loader)
-        def load(*args: Any, **named: Any) -> Any:
-            return loader(*args, **current_arguments(load, named))
-
-        setattr(load, _FORMER_ARGUMENTS, names)
-        return load  # type: ignore[return-value]
-
-    return decorate
-
-
-def current_arguments(loader: Callable[..., Any], args: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments under their current names. Raise `UsageError` if both names are given."""
-    names: Mapping[str, str] = getattr(loader, _FORMER_ARGUMENTS, {})
-    for former, current in names.items():
-        if former in args and current in args:
-            raise UsageError(
-                f"`{current}` is given twice: `{former}` is its former name",
-                code="BK-ENV-ARGUMENT",
-                hint=f"remove `{former}`",
-            )
-    return {names.get(name, name): value for name, value in args.items()}
-
-
 def build_environment(env_id: str, loader: Callable[..., Any], args: Mapping[str, Any]) -> Any:
     """Return the result of `loader(**args)`. Raise `UsageError` if the call fails or an argument is wrong."""
-    args = current_arguments(loader, args)
     _check_arguments(env_id, loader, args)
     try:
         return loader(**args)

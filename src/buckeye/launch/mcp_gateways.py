@@ -24,7 +24,7 @@ from buckeye.errors import RunError, UsageError
 from buckeye.launch.plan import EnvironmentProcesses, Role
 from buckeye.launch.processes import last_lines
 from buckeye.mcp.config import GymConfig, load_gym_config
-from buckeye.mcp.environment import FORMER_ARGUMENTS, is_mcp
+from buckeye.mcp.environment import is_mcp
 from buckeye.mcp.gateway.settings import API_KEY_VARIABLE, DEFAULT_SESSIONS, parse_variable_headers
 from buckeye.mcp.grading.schema import needs_math
 from buckeye.mcp.tasks.dataset import find_images, is_dataset
@@ -41,7 +41,7 @@ _COMMAND = (sys.executable, "-m", "buckeye", "gateway")
 _READY_SECONDS = 60.0
 _STOP_SECONDS = 15.0
 _POLL_SECONDS = 0.1
-_DATASET_ARGUMENTS = ("dataset", "eval_dataset", *FORMER_ARGUMENTS)
+_DATASET_ARGUMENTS = ("dataset", "eval_dataset")
 _CONNECT_SECONDS = 2.0
 
 

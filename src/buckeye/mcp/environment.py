@@ -14,7 +14,7 @@ from packaging.utils import canonicalize_name
 from buckeye.base.columns import counted
 from buckeye.base.distribution import need
 from buckeye.envs.base import START, Outcome, Policy, Task
-from buckeye.envs.registry import EnvironmentId, is_file_id, renamed_arguments
+from buckeye.envs.registry import EnvironmentId, is_file_id
 from buckeye.errors import UsageError
 from buckeye.mcp.client.errors import McpEnvironmentError
 from buckeye.mcp.config import GymConfig, load_gym_config
@@ -28,17 +28,14 @@ if TYPE_CHECKING:
     from buckeye.mcp.isolation.probe import IsolationReport
 
 NAME = "mcp"
-FORMER_NAME = "buckeye-vf-gym"
-"""Former id of this environment. Configurations may still use this id."""
-FORMER_ARGUMENTS = {"taskset": "dataset", "eval_taskset": "eval_dataset"}
-"""Current name of each former argument. Both names are accepted."""
+ADAPTER_NAME = "buckeye-vf-gym"
+"""Name of the package with which other trainers load this environment. It is an id of it, too."""
 TRAIN, EVAL = "train", "eval"
 
 log = logging.getLogger(__name__)
 _ISOLATION_SECONDS = 20.0
 
 
-@renamed_arguments(FORMER_ARGUMENTS)
 def load_environment(
     dataset: str, config_path: str, eval_dataset: str | None = None, num_tasks: int | None = None
 ) -> McpEnvironment:
@@ -76,10 +73,10 @@ def load_environment(
 
 
 def is_mcp(env_id: str) -> bool:
-    """Return True if `env_id` is the current or the former id of this environment."""
+    """Return True if `env_id` is an id of this environment."""
     return not is_file_id(env_id) and canonicalize_name(EnvironmentId.parse(env_id).name) in (
         NAME,
-        FORMER_NAME,
+        ADAPTER_NAME,
     )
 
 

@@ -106,7 +106,7 @@ def test_variables_and_headers_are_shown_but_not_keys(hub, refusal):
 
 def test_no_gateway_gets_flags_from_tasks_that_were_not_allowed(hub):
     hub(task(url="http://127.0.0.1:8765/mcp", headers={"Env-NODE-OPTIONS": "--require /tmp/evil.js"}))
-    environments = [EnvConfig(id="mcp", args={"taskset": "org/tasks"})]
+    environments = [EnvConfig(id="mcp", args={"dataset": "org/tasks"})]
     with pytest.raises(UntrustedError):
         plan_gateways(environments, rollouts=1)
 

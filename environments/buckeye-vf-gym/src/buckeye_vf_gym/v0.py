@@ -11,9 +11,8 @@ from datasets import Dataset
 from verifiers.utils.message_utils import normalize_messages
 
 from buckeye.envs.base import Message, Reply, Task, Tool
-from buckeye.envs.registry import renamed_arguments
 from buckeye.mcp.config import WeightsConfig
-from buckeye.mcp.environment import EVAL, FORMER_ARGUMENTS, TRAIN, McpEnvironment
+from buckeye.mcp.environment import EVAL, TRAIN, McpEnvironment
 from buckeye.mcp.environment import load_environment as load_mcp_environment
 from buckeye_vf_gym.replies import NO_ROOM, reply_of
 
@@ -21,7 +20,6 @@ COMPONENTS = tuple(WeightsConfig.model_fields)
 _OUTCOME = "outcome"
 
 
-@renamed_arguments(FORMER_ARGUMENTS)
 def load_environment(
     dataset: str,
     config_path: str,

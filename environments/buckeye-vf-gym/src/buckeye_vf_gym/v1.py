@@ -22,9 +22,9 @@ _CHAT_TIMEOUT = 3600.0  # the rollout has its own deadline; this only ends a los
 class GymData(vf.TaskData):
     """Row of a task, whose servers, setup and evaluation the harness reads from the files."""
 
-    taskset: str
+    dataset: str
     config_path: str
-    eval_taskset: str | None = None
+    eval_dataset: str | None = None
     split: str
     metadata: dict[str, Any]
 
@@ -46,9 +46,9 @@ class GymTask(vf.Task[GymData, vf.State, vf.TaskConfig]):
 class GymConfig(vf.TasksetConfig):
     """Selection of tasks; names and meanings are those of `buckeye.mcp.environment.load_environment`."""
 
-    taskset: str = ""
+    dataset: str = ""
     config_path: str = ""
-    eval_taskset: str | None = None
+    eval_dataset: str | None = None
     num_tasks: int | None = None
     split: str = "train"
 
@@ -59,11 +59,11 @@ class GymTaskset(vf.Taskset[GymTask, GymConfig]):
     def load(self) -> Iterator[GymTask]:
         """Yield the tasks. Raises UsageError for invalid files, and for a system prompt outside of them."""
         config = self.config
-        if not config.taskset or not config.config_path:
+        if not config.dataset or not config.config_path:
             raise UsageError(
-                "buckeye-vf-gym needs `taskset` and `config_path`",
+                "buckeye-vf-gym needs `dataset` and `config_path`",
                 code="BK-ENV-ARGUMENT",
-                hint="set `taskset` to a file of tasks, and `config_path` to a configuration",
+                hint="set `dataset` to a file of tasks, and `config_path` to a configuration",
             )
         if self.system_prompt is not None:
             raise UsageError(
@@ -71,9 +71,9 @@ class GymTaskset(vf.Taskset[GymTask, GymConfig]):
                 code="BK-ENV-ARGUMENT",
                 hint=f"write it as `system_prompt` in {config.config_path}",
             )
-        files = {"taskset": _absolute(config.taskset), "config_path": _absolute(config.config_path)}
-        if config.eval_taskset is not None:
-            files["eval_taskset"] = _absolute(config.eval_taskset)
+        files = {"dataset": _absolute(config.dataset), "config_path": _absolute(config.config_path)}
+        if config.eval_dataset is not None:
+            files["eval_dataset"] = _absolute(config.eval_dataset)
         gym = load_environment(**files, num_tasks=config.num_tasks)
         for task in gym.tasks(config.split):
             prompt = str(task.messages[-1]["content"])
@@ -108,7 +108,7 @@ class GymHarness(vf.Harness[GymHarnessConfig]):
         """
         if not isinstance(data, GymData):
             raise vf.HarnessError("the harness buckeye-vf-gym runs only tasks of the taskset buckeye-vf-gym")
-        gym = _environment(data.taskset, data.config_path, data.eval_taskset)
+        gym = _environment(data.dataset, data.config_path, data.eval_dataset)
         task = next(task for task in gym.tasks(data.split) if task.id == data.id)
         headers = {"Authorization": f"Bearer {secret}"}
         async with httpx.AsyncClient(base_url=endpoint, headers=headers, timeout=_CHAT_TIMEOUT) as client:
@@ -148,8 +148,8 @@ class _Policy:
 
 
 @cache
-def _environment(taskset: str, config_path: str, eval_taskset: str | None) -> McpEnvironment:
-    return load_environment(taskset, config_path, eval_taskset)
+def _environment(dataset: str, config_path: str, eval_dataset: str | None) -> McpEnvironment:
+    return load_environment(dataset, config_path, eval_dataset)
 
 
 def _absolute(path: str) -> str:
