@@ -11,7 +11,7 @@ from typing import Any
 from buckeye.base.json_lines import printable
 from buckeye.config.problems import closest, did_you_mean
 from buckeye.envs.base import Message, Reply, Tool
-from buckeye.evaluation.env_play.random_policy import make_call_reply
+from buckeye.mcp.actions.tool_list import make_call_reply
 
 HELP = "Type a call, such as name(argument=value), or text. `?` lists the tools, Ctrl-D exits."
 _CALL = re.compile(r"([\w./-]+)\((.*)\)", re.DOTALL)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import random
 import re
@@ -10,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from buckeye.envs.base import Message, Reply, Tool
-from buckeye.mcp.actions.schema_text import format_literal
+from buckeye.mcp.actions.schema_text import resolve_reference
+from buckeye.mcp.actions.tool_list import make_call_reply
 from buckeye.monitor.conversation import content_text
 
 _MAX_CALLS = 30
@@ -54,18 +54,6 @@ class RandomPolicy:
         return make_call_reply(function["name"], arguments, form="" if tools else self._form)
 
 
-def make_call_reply(name: str, arguments: Mapping[str, Any], *, form: str) -> Reply:
-    """Return a reply that calls a tool: as text if the environment has a `form`, else as a native call."""
-    if form:
-        given = ", ".join(f"{key}={format_literal(value)}" for key, value in arguments.items())
-        text = form.replace("{call}", f"{name}({given})")
-        return Reply(text=text, finish_reason="stop", message={"role": "assistant", "content": text})
-    called = {"name": name, "arguments": json.dumps(arguments, ensure_ascii=False)}
-    call = {"id": "call_0", "type": "function", "function": called}
-    message = {"role": "assistant", "content": "", "tool_calls": [call]}
-    return Reply(text=f"{name}({called['arguments']})", finish_reason="stop", message=message)
-
-
 def conversation_words(messages: Sequence[Message]) -> list[str]:
     """Return the quotations, numbers and words of user and tool messages; at least one word."""
     read = [
@@ -77,7 +65,7 @@ def conversation_words(messages: Sequence[Message]) -> list[str]:
 
 def random_value(schema: Any, root: Schema, rng: random.Random, words: Sequence[str], depth: int = 0) -> Any:
     """Return a value that fits a JSON Schema in types, enumerations, bounds and required members."""
-    schema = _resolved(schema, root)
+    schema = resolve_reference(schema, root)
     if "const" in schema:
         return schema["const"]
     if isinstance(schema.get("enum"), list) and schema["enum"]:
@@ -134,15 +122,3 @@ def _bound(schema: Schema, name: str, otherwise: float) -> float:
     """Return a numeric bound of the schema; `otherwise` if it is missing or not a number."""
     value = schema.get(name)
     return value if isinstance(value, int | float) and not isinstance(value, bool) else otherwise
-
-
-def _resolved(schema: Any, root: Schema) -> Schema:
-    """Return the schema that a local `$ref` points to, or {} if the target is not a schema."""
-    for _ in range(_MAX_DEPTH):
-        reference = schema.get("$ref") if isinstance(schema, Mapping) else None
-        if not isinstance(reference, str):
-            break
-        schema = root
-        for part in reference.removeprefix("#/").split("/"):
-            schema = schema.get(part) if isinstance(schema, Mapping) else None
-    return schema if isinstance(schema, Mapping) else {}

@@ -97,7 +97,7 @@ def make_example(schema: Any, root: Schema) -> Any:
 
 def choices(schema: Any, root: Schema) -> list[Any]:
     """Return the possible values: the enumeration, or the words of a description like "up, down or left"."""
-    schema = _resolve_reference(schema, root)
+    schema = resolve_reference(schema, root)
     if isinstance(schema.get("enum"), list):
         return list(schema["enum"])
     if schema.get("type") != "string" or "default" in schema:
@@ -108,7 +108,7 @@ def choices(schema: Any, root: Schema) -> list[Any]:
 
 
 def _type_text(schema: Any, root: Schema, depth: int) -> str:
-    schema = _resolve_reference(schema, root)
+    schema = resolve_reference(schema, root)
     if depth > _MAX_DEPTH:
         return "any"
     if "const" in schema:
@@ -139,7 +139,7 @@ def _object_type_text(schema: Schema, root: Schema, depth: int) -> str:
     needed = listed if isinstance(listed, list) else []
     inside = [
         f"{format_literal(str(name))}{'' if name in needed else '?'}: {_type_text(part, root, depth + 1)}"
-        f"{describe_default(_resolve_reference(part, root))}"
+        f"{describe_default(resolve_reference(part, root))}"
         for name, part in list(schema["properties"].items())[:_MAX_CHOICES]
     ]
     more = ", ..." if len(schema["properties"]) > _MAX_CHOICES else ""
@@ -165,7 +165,7 @@ def _enum_text(values: Sequence[Any]) -> str:
     return _union(shown) or "any"
 
 
-def _resolve_reference(schema: Any, root: Schema) -> Schema:
+def resolve_reference(schema: Any, root: Schema) -> Schema:
     """Return the schema that a local `$ref` names, or {} for a value that is not a schema."""
     for _ in range(_MAX_DEPTH):
         if not isinstance(schema, Mapping):
@@ -182,7 +182,7 @@ def _resolve_reference(schema: Any, root: Schema) -> Schema:
 
 
 def _example(schema: Any, root: Schema, depth: int) -> Any:
-    schema = _resolve_reference(schema, root)
+    schema = resolve_reference(schema, root)
     if depth > _MAX_DEPTH:
         raise NoExampleError("the schema is nested too deeply")
     if "const" in schema:
@@ -195,7 +195,7 @@ def _example(schema: Any, root: Schema, depth: int) -> Any:
             return value
     for key in ("anyOf", "oneOf", "allOf"):
         if isinstance(schema.get(key), list) and schema[key]:
-            parts = [part for part in schema[key] if _resolve_reference(part, root).get("type") != "null"]
+            parts = [part for part in schema[key] if resolve_reference(part, root).get("type") != "null"]
             return _example(parts[0] if parts else {"type": "null"}, root, depth + 1)
     kinds = schema.get("type")
     if isinstance(kinds, list):

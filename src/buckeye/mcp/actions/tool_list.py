@@ -1,14 +1,16 @@
-"""Describe actions as tools in OpenAI's format, for models with native tool calls."""
+"""Describe actions as tools in OpenAI's format, and make replies that call an action."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
 import mcp_types as types
 
-from buckeye.envs.base import Tool
+from buckeye.envs.base import Reply, Tool
 from buckeye.mcp.actions.action_schema import Action, OneArgument, SeveralArguments, source_names
+from buckeye.mcp.actions.schema_text import format_literal
 from buckeye.mcp.config import GymConfig, ParserConfig
 
 
@@ -35,6 +37,18 @@ def call_form(parser: ParserConfig) -> str:
     """Return the template of a reply with a call in the `xml` format. `{call}` marks the call."""
     thought = "<think>I try this.</think>" if parser.use_thinking else ""
     return f"{thought}<tool>{{call}}</tool>"
+
+
+def make_call_reply(name: str, arguments: Mapping[str, Any], *, form: str) -> Reply:
+    """Return a reply that calls a tool: as text if the environment has a `form`, else as a native call."""
+    if form:
+        given = ", ".join(f"{key}={format_literal(value)}" for key, value in arguments.items())
+        text = form.replace("{call}", f"{name}({given})")
+        return Reply(text=text, finish_reason="stop", message={"role": "assistant", "content": text})
+    called = {"name": name, "arguments": json.dumps(arguments, ensure_ascii=False)}
+    call = {"id": "call_0", "type": "function", "function": called}
+    message = {"role": "assistant", "content": "", "tool_calls": [call]}
+    return Reply(text=f"{name}({called['arguments']})", finish_reason="stop", message=message)
 
 
 def _parameters(action: Action, schema: Mapping[str, Any]) -> dict[str, Any]:

@@ -19,10 +19,11 @@ from buckeye.envs.base import Message, Reply, Tool
 from buckeye.errors import UsageError
 from buckeye.mcp.actions.action_schema import DONE, Action, OneArgument
 from buckeye.mcp.actions.schema_text import NoExampleError, format_literal, make_example
+from buckeye.mcp.actions.tool_list import call_form, make_call_reply
 from buckeye.mcp.client.errors import McpEnvironmentError, ToolTimeoutError
 from buckeye.mcp.client.rollout_sessions import open_sessions
 from buckeye.mcp.client.session import SessionTimeouts
-from buckeye.mcp.config import GymConfig
+from buckeye.mcp.config import GymConfig, ParserConfig
 from buckeye.mcp.isolation.compare import ProbeRollout, find_leaks, find_suspicious_outputs
 from buckeye.mcp.rollout import run_rollout
 from buckeye.mcp.tasks.task_schema import McpTask
@@ -130,7 +131,7 @@ class _Comparison:
         self.tasks += 1
 
     async def _run(self, task: McpTask, calls: Sequence[_Call]) -> ProbeRollout:
-        policy = _CallingPolicy(calls, native=self._config.parser.format == "tools")
+        policy = _CallingPolicy(calls, self._config.parser)
         first_process, outputs = _last_process_id(), policy.outputs
         try:
             outcome = await run_rollout(task, self._config, policy)
@@ -150,8 +151,8 @@ class _Comparison:
 class _CallingPolicy:
     """Policy that makes the given calls and then `done`. Its text arguments contain the word `mark`."""
 
-    def __init__(self, calls: Sequence[_Call], *, native: bool) -> None:
-        self._calls, self._native = list(calls), native
+    def __init__(self, calls: Sequence[_Call], parser: ParserConfig) -> None:
+        self._calls, self._form = list(calls), call_form(parser) if parser.format == "xml" else ""
         self.mark = f"word{secrets.token_hex(4)}"
         self.current_call = "setup"
         self.outputs: list[tuple[str, str]] = []
@@ -165,13 +166,7 @@ class _CallingPolicy:
         arguments = json.loads(json.dumps(arguments, ensure_ascii=False).replace(_WORD, self.mark))
         call_text = ", ".join(f"{key}={format_literal(value)}" for key, value in arguments.items())
         self.current_call = f"{name}({call_text})".replace(self.mark, "word")
-        if self._native:
-            function = {"name": name, "arguments": json.dumps(arguments)}
-            call = {"id": f"call-{len(self.outputs)}", "type": "function", "function": function}
-            message: Message = {"role": "assistant", "content": "", "tool_calls": [call]}
-            return Reply(text=name, finish_reason="stop", message=message)
-        text = f"<think>I try this.</think><tool>{name}({call_text})</tool>"
-        return Reply(text=text, finish_reason="stop", message={"role": "assistant", "content": text})
+        return make_call_reply(name, arguments, form=self._form)
 
 
 async def _plan_calls(task: McpTask, config: GymConfig) -> list[_Call]:
