@@ -69,6 +69,19 @@ def test_what_is_broken_is_found_and_a_run_is_refused(runner, broken_model):
     assert not (runner.root / "out").exists()
 
 
+@pytest.mark.parametrize(("tokens", "state"), [(6, "warning"), (128, "failed"), (None, "failed")])
+def test_a_reply_that_exceeds_the_positions_of_the_model_is_found(runner, tokens, state):
+    words = (
+        "--orchestrator.seq-len",
+        256,
+        "--trainer.seq-len",
+        256,
+        "--orchestrator.sampling.max-tokens",
+        tokens,
+    )
+    assert states(doctor(runner, *words, "--json"))["model"] == state
+
+
 def test_prompts_that_leave_no_room_are_found(runner):
     done = doctor(runner, "--orchestrator.seq-len", "8", "--trainer.seq-len", "64", "--json")
     assert done.returncode == 1

@@ -67,7 +67,9 @@ def _check_architecture(config: RLConfig, path: Path, *, vllm: bool) -> Check:
         return general if is_general else ok(MODEL, seen)
     seq_len = config.orchestrator.seq_len
     if seq_len > spec.max_positions:
-        return warning(
+        # the engine refuses every request for as many tokens as it has positions
+        report = failed if config.orchestrator.max_reply_tokens >= spec.max_positions else warning
+        return report(
             MODEL,
             f"{seen}: the model has {spec.max_positions} positions, but seq_len is {seq_len}",
             f"add `--seq-len {spec.max_positions}`",
