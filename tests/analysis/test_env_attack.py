@@ -20,7 +20,8 @@ PLANTED = str(ROOT / "tests" / "envs" / "planted.py")
 
 def attack(variant, **options):
     options = {"max_gradings": 10_000, "budget": 120.0, "tasks": 250, **options}
-    return asyncio.run(attack_environment(PLANTED, {"variant": variant}, AttackOptions(**options)))
+    environment = open_environment(PLANTED, {"variant": variant}, WorkerSettings())
+    return asyncio.run(attack_environment(environment, AttackOptions(**options)))
 
 
 @pytest.mark.parametrize(

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-import tempfile
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from buckeye.base.terminal import status_line
 from buckeye.cli.env_options import (
     AnswerColumnOption,
     DatasetOption,
@@ -19,7 +17,7 @@ from buckeye.cli.env_options import (
     RewardOption,
     VariablesOption,
     column_arguments,
-    environment_config,
+    started_environment,
 )
 from buckeye.errors import UsageError
 from buckeye.evaluation.environment_args import ArgOption, ArgsOption, environment_args
@@ -55,27 +53,23 @@ def env_attack(
     import asyncio
 
     from buckeye.base.storage import write_file
+    from buckeye.envs.settings import with_variables
     from buckeye.evaluation.attack.report import AttackOptions
     from buckeye.evaluation.attack.search import attack_environment
-    from buckeye.launch.mcp_gateways import DEFAULT_ROLLOUTS, local_gateway
+    from buckeye.workers.loading import open_environment
 
     given = environment_args(arg, args) | column_arguments(reward, prompt_column, answer_column)
-    environment = environment_config(env_id, dataset, reward, given, variables)
-    with (
-        tempfile.TemporaryDirectory(prefix="buckeye-attack-") as folder,
-        status_line(f"loading {env_id or dataset}") as progress,
-        local_gateway([environment], Path(folder, "gateway.log"), rollouts=DEFAULT_ROLLOUTS),
-    ):
+    with started_environment(env_id, dataset, reward, given, variables) as (config, progress):
         options = AttackOptions(
             budget=_seconds(budget),
             max_gradings=max_gradings,
             tasks=sample,
             min_gain=min_gain,
             seed=seed,
-            variables=tuple(environment.variables),
             progress=progress,
         )
-        report = asyncio.run(attack_environment(environment.id, environment.args, options))
+        environment = open_environment(config.id, config.args, with_variables(config.variables))
+        report = asyncio.run(attack_environment(environment, options))
     if out is not None:
         write_file(out, json.dumps({"probes": report.probes()}, indent=1))
     typer.echo(json.dumps(report.to_json(), ensure_ascii=False) if as_json else report.text())

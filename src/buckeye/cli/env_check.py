@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from buckeye.base.distribution import need
-from buckeye.base.terminal import status_line, stdout_kept
+from buckeye.base.terminal import stdout_kept
 from buckeye.cli.env_options import (
     AnswerColumnOption,
     DatasetOption,
@@ -19,15 +19,14 @@ from buckeye.cli.env_options import (
     RewardOption,
     VariablesOption,
     column_arguments,
-    environment_config,
     print_table,
+    started_environment,
 )
 from buckeye.errors import UsageError
 from buckeye.evaluation.environment_args import ArgOption, ArgsOption, environment_args
 
 if TYPE_CHECKING:
-    from buckeye.config.environments import EnvConfig
-    from buckeye.evaluation.env_check import CheckOptions
+    from buckeye.evaluation.env_check import EnvCheckReport
 
 
 def env_check(
@@ -82,21 +81,20 @@ def env_check(
     """
     import asyncio
 
+    from buckeye.envs.settings import with_variables
+    from buckeye.evaluation.certify.certificate import certify as certify_environment
+    from buckeye.evaluation.certify.certificate import write_certificate
     from buckeye.evaluation.env_check import CheckOptions, check_environment
+    from buckeye.workers.loading import open_environment
 
     if verify is not None:
         _verify(verify, as_json=as_json)
         return
     _check_flags(certify=certify, sign=sign, out=out)
-    from buckeye.launch.mcp_gateways import DEFAULT_ROLLOUTS, local_gateway
-
     given = environment_args(arg, args) | column_arguments(reward, prompt_column, answer_column)
-    environment = environment_config(env_id, dataset, reward, given, variables)
     with (
-        tempfile.TemporaryDirectory(prefix="buckeye-check-") as folder,
-        status_line(f"loading {env_id or dataset}") as progress,
         stdout_kept(for_json=as_json),
-        local_gateway([environment], Path(folder, "gateway.log"), rollouts=DEFAULT_ROLLOUTS),
+        started_environment(env_id, dataset, reward, given, variables) as (environment, progress),
     ):
         options = CheckOptions(
             sample=sample,
@@ -107,17 +105,20 @@ def env_check(
             variables=tuple(environment.variables),
             progress=progress,
         )
+        opened = open_environment(environment.id, environment.args, with_variables(options.variables))
         if certify:
-            _certify(environment, options, sessions, out, sign, as_json=as_json, strict=strict)
-            return
-        report = asyncio.run(check_environment(environment.id, environment.args, options))
-    if as_json:
-        typer.echo(json.dumps(report.to_json(), ensure_ascii=False))
+            made = asyncio.run(
+                certify_environment(opened, environment.id, environment.args, options, sessions=sessions)
+            )
+        else:
+            report = asyncio.run(check_environment(environment.id, environment.args, options, opened))
+    if certify:
+        _print_certificate(made, write_certificate(made, out, sign), as_json=as_json)
+        failed = made["verdict"] == "fail" or (strict and made["verdict"] == "warn")
     else:
-        from buckeye.evaluation.checks.report_tables import report_text
-
-        typer.echo(report_text(report))
-    if not report.passed or (strict and report.counts["warning"]):
+        _print_report(report, as_json=as_json)
+        failed = not report.passed or (strict and report.counts["warning"] > 0)
+    if failed:
         raise typer.Exit(1)
 
 
@@ -135,32 +136,18 @@ def _check_flags(*, certify: bool, sign: Path | None, out: Path) -> None:
         raise UsageError(f"no key file {sign}", code="BK-FILE-NOT-FOUND", hint="create it: ssh-keygen")
 
 
-def _certify(
-    environment: EnvConfig,
-    options: CheckOptions,
-    sessions: int,
-    out: Path,
-    key: Path | None,
-    *,
-    as_json: bool,
-    strict: bool,
-) -> None:
-    """Write the certificate, and print its checks."""
-    import asyncio
-
-    from buckeye.evaluation.certify.certificate import certify, write_certificate
-
-    made = asyncio.run(certify(environment.id, environment.args, options, sessions=sessions))
-    files = write_certificate(made, out, key)
+def _print_certificate(made: Mapping[str, Any], files: Sequence[Path], *, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(made, ensure_ascii=False))
-    else:
-        print_table(
-            ("check", "verdict", ""), [(c["name"], c["verdict"], c["detail"]) for c in made["checks"]]
-        )
-        typer.echo(f"\n{made['environment']['name']}: {made['verdict']}; wrote {', '.join(map(str, files))}")
-    if made["verdict"] == "fail" or (strict and made["verdict"] == "warn"):
-        raise typer.Exit(1)
+        return
+    print_table(("check", "verdict", ""), [(c["name"], c["verdict"], c["detail"]) for c in made["checks"]])
+    typer.echo(f"\n{made['environment']['name']}: {made['verdict']}; wrote {', '.join(map(str, files))}")
+
+
+def _print_report(report: EnvCheckReport, *, as_json: bool) -> None:
+    from buckeye.evaluation.checks.report_tables import report_text
+
+    typer.echo(json.dumps(report.to_json(), ensure_ascii=False) if as_json else report_text(report))
 
 
 def _verify(path: Path, *, as_json: bool) -> None:

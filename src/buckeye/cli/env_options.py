@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from buckeye.base.columns import align_columns
+from buckeye.base.terminal import status_line
 from buckeye.errors import UsageError
 
 if TYPE_CHECKING:
@@ -75,6 +78,26 @@ def column_arguments(
             hint=f"add --dataset FILE and --reward FILE, or leave {flag} out",
         )
     return columns
+
+
+@contextmanager
+def started_environment(
+    env: str | None,
+    dataset: str | None,
+    rewards: Sequence[str] | None,
+    args: dict[str, object],
+    variables: Sequence[str] | None,
+) -> Iterator[tuple[EnvConfig, Callable[[str], None]]]:
+    """Start the servers of the environment that the options name. Yield its settings, and a status line."""
+    from buckeye.launch.mcp_gateways import DEFAULT_ROLLOUTS, local_gateway
+
+    environment = environment_config(env, dataset, rewards, args, variables)
+    with (
+        tempfile.TemporaryDirectory(prefix="buckeye-env-") as folder,
+        status_line(f"loading {env or dataset}") as progress,
+        local_gateway([environment], Path(folder, "gateway.log"), rollouts=DEFAULT_ROLLOUTS),
+    ):
+        yield environment, progress
 
 
 def variable_names(options: Sequence[str] | None) -> list[str]:

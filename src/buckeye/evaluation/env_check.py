@@ -25,11 +25,12 @@ from buckeye.evaluation.checks.result import CheckResult, CheckStatus
 from buckeye.evaluation.checks.samples import SplitSample, probes_of, read_probes, sample_splits
 from buckeye.evaluation.checks.scripted_runner import ScriptedRunner
 from buckeye.monitor.verdicts import verdict
+from buckeye.workers.environment import WorkerEnvironment
 from buckeye.workers.loading import open_environment
 
 MAX_SAMPLE = 300
 _ISOLATION_SHARE = 0.5  # time of `check_isolated`, relative to `budget` and in addition to it
-_PROCESS_SECONDS = 20.0  # a new process needs time for imports
+_PROCESS_SECONDS = 60.0  # a new process needs time for imports
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,7 +44,7 @@ class CheckOptions:
     """
 
     sample: int = MAX_SAMPLE
-    limit: float
+    limit: float = 0.03
     budget: float = 60.0
     seed: int = 0
     variables: tuple[str, ...] = ()
@@ -131,35 +132,41 @@ class EnvCheckReport:
         }
 
 
-async def check_environment(env_id: str, args: Mapping[str, Any], options: CheckOptions) -> EnvCheckReport:
-    """Load an environment and run every check that needs no model.
+async def check_environment(
+    env_id: str, args: Mapping[str, Any], options: CheckOptions, opened: Environment | None = None
+) -> EnvCheckReport:
+    """Run every check of an environment that needs no model. Load it, unless the caller has `opened` it.
 
     Raise `UsageError` if the environment, or the tasks of its splits, cannot be loaded.
     """
     started = time.monotonic()
     settings, seed = with_variables(options.variables), options.seed
     GUARD.mark_children()
-    environment = open_environment(env_id, args, settings)
+    environment = open_environment(env_id, args, settings) if opened is None else opened
     names = split_names(environment)
     options.progress("reading tasks")
     samples = sample_splits(environment, names, per_family=options.sample, seed=seed)
+    seconds = max(options.budget, _PROCESS_SECONDS)
+    other_process = None
+    if not isinstance(environment, WorkerEnvironment):  # `second` is in another process, too
+        program = asyncio.to_thread(
+            fingerprint_in_new_process, env_id, args, names, seed, seconds, options.variables
+        )
+        other_process = asyncio.create_task(program)
+        await asyncio.sleep(0)  # start the task now; it runs concurrently with the rollouts
     reference = fingerprint(environment, names, seed)
     second = open_environment(env_id, args, settings)
     repeated = [fingerprint(environment, names, seed), fingerprint(second, names, seed)]
-    seconds = max(options.budget, _PROCESS_SECONDS)
-    other_process = asyncio.create_task(
-        asyncio.to_thread(fingerprint_in_new_process, env_id, args, names, seed, seconds, options.variables)
-    )
-    await asyncio.sleep(0)  # start the task now; it runs concurrently with the rollouts
     tools = await rollout_checks.check_tools(environment)
     options.progress("comparing sequential and concurrent rollouts")
     isolated = await rollout_checks.check_isolated(environment, _ISOLATION_SHARE * options.budget)
     rollout_report = await _run_rollout_checks([environment, second], samples, options)
     options.progress("reading tasks in a second process")
+    in_process = repeated[1] if other_process is None else await other_process
     checks = [
         task_checks.check_ids(samples),
         task_checks.check_tasks_repeatable(reference, repeated, "when loaded again"),
-        task_checks.check_tasks_repeatable(reference, [await other_process], "in another process"),
+        task_checks.check_tasks_repeatable(reference, [in_process], "in another process"),
         task_checks.check_splits_disjoint(samples),
         task_checks.check_answers_hidden(samples, options.limit, seed),
     ]

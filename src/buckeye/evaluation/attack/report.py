@@ -27,7 +27,6 @@ class AttackOptions:
     tasks: int = 500
     min_gain: float = 0.03
     seed: int = 0
-    variables: tuple[str, ...] = ()
     progress: Callable[[str], None] = field(default=lambda _: None)
 
 

@@ -9,13 +9,11 @@ import statistics
 import time
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from buckeye.envs.base import TRAIN, Environment, Task, split_names
-from buckeye.envs.settings import with_variables
 from buckeye.errors import RunError
 from buckeye.evaluation.attack.baseline import Baseline, Grader, Guess, measure_baseline
 from buckeye.evaluation.attack.grammar import Grammar, make_grammar
@@ -27,7 +25,6 @@ from buckeye.evaluation.checks.samples import EVERY_FAMILY, family_of, probes_of
 from buckeye.evaluation.checks.scripted_runner import ScriptedRunner
 from buckeye.evaluation.checks.task_text import prompt_of
 from buckeye.evaluation.content_free import content_free_policies
-from buckeye.workers.loading import open_environment
 
 _FINALISTS = 3
 _COMPARISONS = 3 * _FINALISTS
@@ -43,12 +40,11 @@ _EXAMPLES = 3
 _FEWEST_SCORED = 30
 
 
-async def attack_environment(env_id: str, args: Mapping[str, Any], options: AttackOptions) -> AttackReport:
+async def attack_environment(environment: Environment, options: AttackOptions) -> AttackReport:
     """Attack the grader of an environment. If the task is cancelled, return what is found until then.
 
-    Raise `UsageError` if the environment, or its tasks, cannot be loaded; `RunError` if every rollout fails.
+    Raise `UsageError` if its tasks cannot be loaded; `RunError` if every rollout fails.
     """
-    environment = open_environment(env_id, args, with_variables(options.variables))
     names = split_names(environment)
     split = TRAIN if TRAIN in names else names[0]
     options.progress("reading tasks")
@@ -95,18 +91,18 @@ class Attack:
 
     async def search(self) -> None:
         """Try known tricks, then train a policy that sees no task, then one that sees shapes of prompts."""
-        self._begin("honest guesses", 0.15)
+        self._begin("honest guesses", 0.2)
         tasks = [*self.chosen, *self.held_out]
         self._baseline = await measure_baseline(
             self._grader, tasks, self.chosen, self._formats, self._options.seed
         )
         guesses = [guess.answer for guess in self._baseline.guesses]
         grammar = make_grammar(self.chosen, self._baseline.formats, guesses)
-        texts, prior = await self._try_tricks(grammar, 0.15, 0.38)
-        await self._confirm(texts, 0.5, 0.62)
+        texts, prior = await self._try_tricks(grammar, 0.2, 0.55)
+        await self._confirm(texts, 0.65, 0.8)
         for name, labels, *until in (
-            ("a policy that sees no task", [EVERY_TASK], 0.68, 0.72, 0.76),
-            ("a policy that sees the shape of prompts", self._shape, 0.88, 0.94, 1.0),
+            ("a policy that sees no task", [EVERY_TASK], 0.84, 0.86, 0.88),
+            ("a policy that sees the shape of prompts", self._shape, 0.95, 0.97, 1.0),
         ):
             if self._is_solved():
                 return

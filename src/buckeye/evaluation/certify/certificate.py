@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from buckeye.base.storage import read_json, write_file
+from buckeye.envs.base import Environment
 from buckeye.envs.settings import with_variables
 from buckeye.errors import BuckeyeError, UsageError
 from buckeye.evaluation.certify import home_runner
@@ -40,12 +41,11 @@ _PROGRAM_SECONDS = 120.0
 
 
 async def certify(
-    env_id: str, args: Mapping[str, Any], options: CheckOptions, *, sessions: int
+    environment: Environment, env_id: str, args: Mapping[str, Any], options: CheckOptions, *, sessions: int
 ) -> dict[str, Any]:
-    """Run all checks, and return the certificate. Raise `UsageError` if the environment cannot be loaded."""
-    report = await check_environment(env_id, args, options)
+    """Run all checks of an opened environment, and return the certificate."""
+    report = await check_environment(env_id, args, options, environment)
     settings = with_variables(options.variables)
-    environment = open_environment(env_id, args, settings)
     if not isinstance(environment, WorkerEnvironment):  # a worker opens it in the same way
         settings = replace(settings, module=loading.__name__)
     measured, ran = await measure_sessions(

@@ -108,7 +108,9 @@ async def measure_sessions(
     """
     settings = replace(settings, isolation="process", max_turns=MAX_TURNS, cancel_timeout=_CANCEL_SECONDS)
     with separate_temporary_folder() as temporary:
-        opened = [await asyncio.to_thread(open_environment, env_id, args, settings) for _ in range(2)]
+        opened = await asyncio.gather(
+            *(asyncio.to_thread(open_environment, env_id, args, settings) for _ in range(2))
+        )
         workers = [environment for environment in opened if isinstance(environment, WorkerEnvironment)]
         try:
             plans = make_plans(_first_tasks(workers[0]), probes, min(sessions, _MAX_PLANS))

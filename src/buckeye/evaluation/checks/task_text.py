@@ -22,6 +22,7 @@ USUAL_FORMATS = (
     f"<answer>{ANSWER}</answer>",
     f"<think></think>\n<answer>{ANSWER}</answer>",
     f"The answer is {ANSWER}",
+    f"Answer: {ANSWER}",
 )
 """Formats of answers that reward functions usually accept."""
 
