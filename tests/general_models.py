@@ -10,7 +10,8 @@ LAYERS, VOCAB, MAX_PARAMETERS = 2, 96, 2_000_000
 SMALL = {
     "vocab_size": VOCAB,
     **dict.fromkeys(("hidden_size", "d_model", "n_embd", "embed_dim", "dim"), 32),
-    **dict.fromkeys(("intermediate_size", "ffn_dim", "ffn_hidden_size", "n_inner", "dff"), 48),
+    **dict.fromkeys(("intermediate_size", "ffn_dim", "ffn_hidden_size", "n_inner", "dff", "dim_ff"), 48),
+    "vocab_size_per_layer_input": VOCAB,
     **dict.fromkeys(("num_hidden_layers", "num_layers", "n_layer", "n_layers", "decoder_layers"), LAYERS),
     **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "num_heads", "attention_heads"), 4),
     **dict.fromkeys(("num_key_value_heads", "num_kv_heads"), 2),

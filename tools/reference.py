@@ -178,9 +178,15 @@ def model_states(family: str) -> Mapping[str, str]:
         "trainer": trainer,
         "LoRA": "refused" if family in texts["without_linear"] else trainer,
         "QLoRA": "refused" if has_experts or not known else trainer,
-        "vLLM": "tested" if family in texts["vllm"] else "untested",
+        "vLLM": _vllm_state(family, texts),
         "export": trainer,
     }
+
+
+def _vllm_state(family: str, texts: Mapping[str, list[str]]) -> str:
+    if family not in texts["vllm"]:
+        return "untested"
+    return "weights" if family in texts["vllm_without_lora"] else "weights, LoRA"
 
 
 PAGES: Mapping[str, Callable[[], str]] = {

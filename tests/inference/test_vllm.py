@@ -100,6 +100,16 @@ def test_command_has_the_settings_as_flags(fake_vllm, settings, flag, value):
         assert value_of(words, flag) == value
 
 
+def test_adapter_of_experts_is_refused_on_a_cpu(fake_vllm, tmp_path):
+    """vLLM would start, and end at the first request."""
+    (tmp_path / "config.json").write_text(json.dumps({"num_experts": 8, "max_position_embeddings": 64}))
+    config = InferenceConfig(max_lora_rank=4)
+    with pytest.raises(UsageError) as refused:
+        vllm_command(config, fake_vllm, tmp_path, cpu=True)
+    assert refused.value.code == "BK-MODEL-UNSUPPORTED"
+    assert "--enable-lora" in vllm_command(config, fake_vllm, tmp_path, cpu=False)
+
+
 def test_cpu_command_batches_the_longest_prompt(fake_vllm, tmp_path):
     described = {"architectures": ["Qwen3MoeForCausalLM"], "num_experts": 8, "max_position_embeddings": 8192}
     (tmp_path / "config.json").write_text(json.dumps(described))
@@ -109,12 +119,12 @@ def test_cpu_command_batches_the_longest_prompt(fake_vllm, tmp_path):
 
 def test_command_enables_lora_for_the_adapter_rank(fake_vllm):
     """vLLM supports only some ranks; without adapters its layers stay unchanged."""
-    words = command(fake_vllm, max_lora_rank=20)
+    words = command(fake_vllm, **GPU, max_lora_rank=20)
     assert "--enable-lora" in words
     assert value_of(words, "--max-lora-rank") == "32"
     assert "--enable-lora" not in command(fake_vllm)
     with pytest.raises(UsageError, match=r"inference\.max_lora_rank is 600.* 512") as caught:
-        command(fake_vllm, max_lora_rank=600)
+        command(fake_vllm, **GPU, max_lora_rank=600)
     assert caught.value.code == "BK-CONFIG-VALUE"
     allowed = "VLLM_ALLOW_RUNTIME_LORA_UPDATING"
     environments = [

@@ -23,6 +23,12 @@ _LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length
 _DEFAULT_LENGTH = 2048  # of a model whose configuration has no length, such as BLOOM
 _HEADS = ("CausalLM", "LMHead")  # parts of the class names of causal language models
 _KINDS = ("full_attention", "sliding_attention", "chunked_attention", "moe", "mlp")
+_NOT_CAUSAL = {
+    "cpmant": "its attention is not causal",
+    "doge": "it selects keys by later tokens",  # only of long texts, so a short one does not show it
+}
+_SMALL_BYTES = 2**28  # weights of a model that is computed before a start
+_CAUSAL_DIFFERENCE = 1e-3  # relative; several times the rounding error of float32
 _WITHOUT_EFFECT = ("dtype", "torch_dtype", "transformers_version", "use_cache", "name_or_path")
 
 
@@ -138,31 +144,52 @@ def _class_reasons(config: Mapping[str, Any]) -> Iterator[str]:
         yield f"model_type is {format_value(family)}: it has no cache of keys and values"
     if "encoder_hidden_states" in arguments and "position_ids" not in arguments:
         yield f"model_type is {format_value(family)}: its positions in a batch cannot be set"
-    if family == "doge":
-        yield f"model_type is {format_value(family)}: it selects keys by later tokens"
+    if family in _NOT_CAUSAL:
+        yield f"model_type is {format_value(family)}: {_NOT_CAUSAL[family]}"
 
 
 def check_computable(directory: Path) -> None:
-    """Raise `InferenceError` if transformers cannot compute a model because its sizes do not fit.
+    """Raise `InferenceError` if transformers cannot compute a model, or if its attention is not causal.
 
-    transformers computes the shapes of a forward pass without weights. A model whose shapes depend on values
-    is not checked.
+    A small model is computed. Of a large one, transformers computes the shapes of a forward pass without
+    weights, and a model whose shapes depend on values is not checked.
     """
     import torch
 
+    is_small = sum(file.stat().st_size for file in directory.glob("*.safetensors")) < _SMALL_BYTES
     try:
-        with torch.device("meta"), torch.no_grad():
-            ids = torch.ones(1, 4, dtype=torch.int64)
-            _empty_model(directory)(input_ids=ids, attention_mask=ids, use_cache=False)
+        model = _small_model(directory) if is_small else _empty_model(directory)
+        last = model.config.get_text_config(decoder=True).vocab_size - 1
+        ids = torch.linspace(0, last, 8, device="cpu" if is_small else "meta").long()[None]
+        with torch.no_grad():
+            whole, part = (
+                model(input_ids=text, attention_mask=torch.ones_like(text), use_cache=False).logits[0]
+                for text in (ids, ids[:, :4])
+            )
     except Exception as error:  # models raise arbitrary exceptions for sizes that do not fit
-        if "meta" in str(error):  # a value was read
+        if not is_small and "meta" in str(error):  # a value was read
             return
+        raise _size_error(directory, f"a model with these sizes: {first_line(error)}") from error
+    if not is_small:
+        return
+    if not (whole.isfinite().all() and whole.any()):
+        raise _size_error(directory, "this model: its logits are not finite, or all are 0")
+    if (whole[:4] - part).norm() > _CAUSAL_DIFFERENCE * part.norm():
         raise InferenceError(
-            f"transformers cannot compute a model with these sizes: {first_line(error)}",
-            code="BK-MODEL-DAMAGED",
+            "later tokens change the logits of earlier ones: the attention of the model is not causal",
+            code="BK-MODEL-UNSUPPORTED",
             at=str(directory / "config.json"),
-            hint="fetch or copy the model again, with its config.json",
-        ) from error
+            hint="use another model",
+        )
+
+
+def _size_error(directory: Path, what: str) -> InferenceError:
+    return InferenceError(
+        f"transformers cannot compute {what}",
+        code="BK-MODEL-DAMAGED",
+        at=str(directory / "config.json"),
+        hint="fetch or copy the model again, with its config.json",
+    )
 
 
 def linear_modules(directory: Path) -> list[str]:
@@ -183,6 +210,14 @@ def _empty_model(directory: Path) -> Any:
     settings: dict[str, Any] = {"dtype": torch.bfloat16, "attn_implementation": "eager"}
     with torch.device("meta"):
         return AutoModelForCausalLM.from_config(parsed, **settings).eval()
+
+
+def _small_model(directory: Path) -> Any:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    settings: dict[str, Any] = {"dtype": torch.float32, "attn_implementation": "eager"}
+    return AutoModelForCausalLM.from_pretrained(directory, trust_remote_code=False, **settings).eval()
 
 
 def _read_general_spec(directory: Path, config: Mapping[str, Any]) -> GeneralSpec:

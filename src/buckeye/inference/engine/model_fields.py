@@ -314,6 +314,8 @@ def _unsupported_values(fields: Mapping[str, Any]) -> Iterator[str]:
     activation = "hidden_activation" if "hidden_activation" in fields else "hidden_act"
     if fields[activation] not in ACTIVATIONS:
         yield f"{activation} is {format_value(fields[activation])}, not one of {', '.join(ACTIVATIONS)}"
+    if fields.get("logits_scaling") == 0:
+        yield "logits_scaling is 0, which divides logits"
     if fields["is_causal"] is not True:
         yield f"is_causal is {format_value(fields['is_causal'])}, not true"
     for key in _FLAGS:

@@ -70,7 +70,8 @@ def can_pack(model: PreTrainedModel, name: str) -> bool:
     with torch.no_grad():
         alone = [padded_logits(model, sample).float() for sample in ids]
         first = padded_logits(model, ids[0][: _CHECKED_LENGTHS[1]]).float()
-    if not _difference(first, alone[0][: len(first)]) < _MAX_DIFFERENCE_16_BIT:
+    limit = _MAX_DIFFERENCE if model.dtype == torch.float32 else _MAX_DIFFERENCE_16_BIT
+    if not _difference(first, alone[0][: len(first)]) < limit:
         raise UsageError(
             f"the model {name!r} cannot be trained: its attention is not causal",
             code="BK-MODEL-UNSUPPORTED",
