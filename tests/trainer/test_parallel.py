@@ -223,8 +223,7 @@ def test_experts_on_shards(tmp_path, build_model, batches, kind):
     key = "experts/max_load"
     loads = [{r["step"]: r[key] for r in records(tmp_path / name) if key in r} for name in ("one", "two")]
     assert loads[0]
-    # weights of Muon differ by its tolerance, so a token may have another expert
-    assert loads[1] == pytest.approx(loads[0], rel=0.05 if kind == "adamw" else 0.2)
+    assert loads[1] == loads[0]  # without the empty rows of the rank that has fewer
 
 
 @pytest.mark.slow

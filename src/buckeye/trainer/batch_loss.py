@@ -350,12 +350,15 @@ def _run_empty_pass(learner: Learner) -> None:
     """Run a forward and a backward pass with a gradient of zero, because the other ranks run one too."""
     row = pack_micro_batch([np.zeros(1, np.int32)], [np.zeros(1, np.bool_)], learner.policy.device)
     temperatures = torch.ones(0, device=learner.policy.device)
+    loads = learner.policy.expert_loads
+    loads.real = torch.zeros(1, dtype=torch.bool, device=learner.policy.device)
     for reference_forward in learner.reference_forwards:
         reference_forward(row, temperatures)
     logprobs, entropies = learner.policy(row, temperatures)
     zero = logprobs.sum() + entropies.sum()
     if zero.requires_grad:
         zero.backward()
+    loads.real = None
 
 
 def _loss_inputs(

@@ -27,7 +27,7 @@ class ExpertLoads:
         layers = [module for name, module in model.named_modules() if name.endswith(".experts")]
         self._counts: list[Tensor | None] = [None] * (len(layers) if self._experts else 0)
         self.real: Tensor | None = None
-        """Mask bool[tokens] of the tokens of padded rows that are not padding. Other rows have none."""
+        """Mask bool[tokens] of the tokens to count, of padded and of empty rows. Other rows have none."""
         for number in range(len(self._counts)):
             layers[number].register_forward_pre_hook(partial(self._count, number))
 
