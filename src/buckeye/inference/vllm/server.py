@@ -185,7 +185,7 @@ def vllm_command(config: InferenceConfig, vllm: VllmInstallation, directory: Pat
         **({"pipeline_parallel_size": config.parallel.pp, **_MULTI_NODE} if config.parallel.pp > 1 else {}),
         "gpu_memory_utilization": None if cpu else config.gpu_memory_utilization,
         "kv_cache_memory_bytes": None if cache_gb is None else int(cache_gb * 1e9),
-        **_adapter_arguments(config.max_lora_rank),
+        **_adapter_arguments(config.max_lora_rank, directory if cpu else None),
         "enable_auto_tool_choice": model.enable_auto_tool_choice or None,
         "tool_call_parser": model.tool_call_parser if model.enable_auto_tool_choice else None,
         **(_single_pass_arguments(config, directory) if cpu else {}),
@@ -197,10 +197,22 @@ def vllm_command(config: InferenceConfig, vllm: VllmInstallation, directory: Pat
     return [str(vllm.python), "-m", _SERVER, *flags]
 
 
-def _adapter_arguments(rank: int | None) -> dict[str, Any]:
-    """Return vLLM's settings for LoRA adapters of up to `rank`. vLLM accepts the maxima in `_LORA_RANKS`."""
+def _adapter_arguments(rank: int | None, cpu_model: Path | None) -> dict[str, Any]:
+    """Return vLLM's settings for LoRA adapters of up to `rank`. vLLM accepts the maxima in `_LORA_RANKS`.
+
+    `cpu_model` is the directory of the model if it is served on a CPU. There, vLLM has no adapters for a
+    model with experts: it selects a kernel of Triton, and ends at the first request.
+    """
     if rank is None:
         return {}
+    config = {} if cpu_model is None else read_model_config(cpu_model / "config.json")
+    if any(config.get(key) for key in config if key.endswith("experts")):
+        raise UsageError(
+            "vLLM does not support adapters of a model with experts on a CPU",
+            code="BK-MODEL-UNSUPPORTED",
+            at=str(cpu_model),
+            hint='set inference.backend = "torch", or train without an adapter',
+        )
     supported = next((known for known in _LORA_RANKS if known >= rank), None)
     if supported is None:
         raise UsageError(

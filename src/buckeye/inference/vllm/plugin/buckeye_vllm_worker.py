@@ -100,6 +100,7 @@ class DirectoryTransfer(WeightTransferEngine[DirectoryInit, DirectoryUpdate]):
             shapes = {name: list(tensor.shape) for name, tensor in content.items()}
             tensors = iter(content.items())
         self._check_tensors(update_info.path, shapes)
+        _drop_expert_kernels(self.model)
         initialize_layerwise_reload(self.model)
         self.model.load_weights(tensors)
         type(self).incoming = _combine_digests(digests)
@@ -290,6 +291,21 @@ def _iterate_tensors(directory: Path, names: list[str]) -> Iterator[tuple[str, t
         with safe_open(directory / name, "pt") as file:
             for key in file.keys():  # noqa: SIM118, not a mapping
                 yield key, file.get_tensor(key)
+
+
+def _drop_expert_kernels(model: torch.nn.Module) -> None:
+    """Drop the kernels of experts, so that vLLM makes them again from new weights. Do nothing on a GPU.
+
+    On a CPU, vLLM pads and packs the weights of experts only when it makes their kernel.
+    """
+    from vllm.platforms import current_platform
+
+    if not current_platform.is_cpu():
+        return
+    for module in model.modules():
+        method: Any = getattr(module, "quant_method", None)
+        if getattr(method, "moe_kernel", None) is not None:
+            method.moe_kernel = None
 
 
 def _repack_tied_heads(model: torch.nn.Module) -> None:
