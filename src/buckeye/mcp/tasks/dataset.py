@@ -13,6 +13,7 @@ from typing import Any
 
 from buckeye.base.disk import human_bytes
 from buckeye.base.distribution import need
+from buckeye.base.hub import is_hub_name
 from buckeye.base.keys import key
 from buckeye.base.storage import sha256_file, write_directory
 from buckeye.errors import UsageError, first_line
@@ -30,7 +31,6 @@ MAX_FILES_BYTES = 2**30
 _FOLDER = "data"
 _ARCHIVE = re.compile(rf"{FILES}/([0-9a-f]{{64}})\.tar\.gz")
 """Path of an archive with the files of a task, relative to the dataset's folder. Its name is its SHA-256."""
-_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.\-]*/[A-Za-z0-9][\w.\-]*", re.ASCII)
 _ROW_SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv")
 """Suffixes of the files to download if a hub dataset has no parquet files."""
 _FILE_SUFFIXES = (*_ROW_SUFFIXES, ".parquet")
@@ -124,7 +124,7 @@ def find_taskset(name: str, subset: str = "") -> Path:
 def is_hub_dataset(name: str) -> bool:
     """Return True if `name` is not a path, but the name of a dataset on the Hugging Face hub."""
     path = Path(name).expanduser()
-    return not path.exists() and bool(_HUB_NAME.fullmatch(name)) and path.suffix not in _FILE_SUFFIXES
+    return not path.exists() and is_hub_name(name) and path.suffix not in _FILE_SUFFIXES
 
 
 def hub_files(name: str, subset: str = "") -> list[str]:
