@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 NAME = "mcp"
 ADAPTER_NAME = "buckeye-vf-gym"
-"""Name of the package with which other trainers load this environment. It is an id of it, too."""
+"""Package that loads this environment in other trainers. Its name is also an id of this environment."""
 TRAIN, EVAL = "train", "eval"
 
 log = logging.getLogger(__name__)
