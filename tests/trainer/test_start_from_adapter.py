@@ -157,3 +157,35 @@ def test_adapters_of_peft_are_trained_further_and_exported(
     for name, tensor in merged.state_dict().items():
         if name in served.shapes:
             torch.testing.assert_close(served.merged(name).float(), tensor, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("module", ["lm_head", "embed_tokens"])
+def test_adapter_of_an_embedding_is_merged_unless_it_is_tied(module, tiny_model, tiny_llama, tmp_path):
+    """The embedding of `tiny_model` is also its output layer, which the adapter would change too."""
+    for base in (tiny_llama, tiny_model):
+        config = LoraConfig(
+            r=4, task_type="CAUSAL_LM", init_lora_weights=False, target_modules=["q_proj", module]
+        )
+        adapter = tmp_path / base.name / "adapter"
+        plain = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+        get_peft_model(plain, config).save_pretrained(adapter)
+        if base == tiny_model:
+            with pytest.raises(UsageError) as refused:
+                merge_adapter(str(base), adapter, tmp_path / "merged")
+            assert refused.value.code == "BK-ADAPTER"
+            return
+        fresh = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+        expected = plain_logprobs(PeftModel.from_pretrained(fresh, str(adapter)))
+        merge_adapter(str(base), adapter, tmp_path / base.name / "merged")
+        merged = AutoModelForCausalLM.from_pretrained(tmp_path / base.name / "merged", dtype=torch.float32)
+        close = {"rtol": 0, "atol": 2 * logprob_error(layers=2, width=48)}
+        torch.testing.assert_close(plain_logprobs(merged), expected, **close)
+
+
+def test_adapter_with_a_bias_that_the_base_lacks_is_not_merged(tiny_llama, tmp_path):
+    config = LoraConfig(r=4, task_type="CAUSAL_LM", target_modules=["q_proj"], lora_bias=True)
+    plain = AutoModelForCausalLM.from_pretrained(tiny_llama, dtype=torch.float32)
+    get_peft_model(plain, config).save_pretrained(tmp_path / "adapter")
+    with pytest.raises(UsageError) as refused:
+        merge_adapter(str(tiny_llama), tmp_path / "adapter", tmp_path / "merged")
+    assert refused.value.code == "BK-ADAPTER"

@@ -67,6 +67,13 @@ def split(folder, *, drop=False, swap=False):
     (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": places}))
 
 
+def keep_old_file(folder):
+    """Store other weights in several files than in one file. transformers and vLLM read different ones."""
+    old = load_file(folder / WEIGHTS)
+    split(folder)
+    save_file({name: 2 * tensor for name, tensor in old.items()}, folder / WEIGHTS)
+
+
 def relink(folder, name, target):
     (folder / name).unlink()
     (folder / name).symlink_to(target)
@@ -129,6 +136,7 @@ def template(text):
 
 BROKEN = {
     "missing shard": ("BK-MODEL-DAMAGED", lambda m: split(m, drop=True)),
+    "two sets of weights": ("BK-MODEL-DAMAGED", keep_old_file),
     "integers in the file": (
         "BK-MODEL-DAMAGED",
         lambda m: change(m, lambda t: {n: v.char() for n, v in t.items()}),

@@ -60,6 +60,9 @@ def check_model_files(directory: Path, user: User) -> ModelSpec | GeneralSpec | 
     missing = missing_files(directory)
     if missing:
         raise missing_error(directory, missing)
+    if (directory / SINGLE).is_file() and directory / SINGLE not in _weight_files(directory):
+        hint = "delete the file, or the index with its files, whichever is older"
+        raise _error(f"it has {SINGLE} and {INDEX}, which names other files", at=directory, hint=hint)
     check_sizes(directory)
     eos_token_ids(config, directory)
     files = _weight_files(directory)

@@ -145,24 +145,33 @@ def merge_adapter_into(model: PreTrainedModel, base: str, adapter: Path) -> None
     Raise `UsageError` if the adapter cannot be read, or does not fit the model.
     """
     from peft import PeftModel, get_peft_model_state_dict  # the import takes seconds
+    from peft.tuners.tuners_utils import BaseTunerLayer
 
     try:
         adapted = PeftModel.from_pretrained(model, str(adapter))
-        stored = load_file(adapter / WEIGHTS_FILE).keys()
+        # peft adds a copy of an adapted embedding
+        stored = {
+            name for name in load_file(adapter / WEIGHTS_FILE) if not name.endswith(".base_layer.weight")
+        }
         check_adapter_base(adapter, base)
+        expected = get_peft_model_state_dict(adapted, save_embedding_layers=False).keys()
+        ends = (model.get_input_embeddings(), model.get_output_embeddings())
+        if ends[0].weight is ends[1].weight and any(isinstance(end, BaseTunerLayer) for end in ends):
+            raise ValueError("it changes one of input and output embedding, which are one matrix")
+        if stored == expected:
+            adapted.merge_and_unload()
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise UsageError(
             f"the adapter {adapter} cannot be merged into {base!r}: {error}",
             code="BK-ADAPTER",
             hint=_HINT,
         ) from error
-    if stored != get_peft_model_state_dict(adapted, save_embedding_layers=False).keys():
+    if stored != expected:
         raise UsageError(
             f"the adapter {adapter} does not fit the model {base!r}: the names of its tensors differ",
             code="BK-ADAPTER",
             hint="use the base model of the adapter",
         )
-    adapted.merge_and_unload()
     model.requires_grad_(True)
 
 
