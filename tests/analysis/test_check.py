@@ -168,6 +168,10 @@ def content_free(size):
     return row(asyncio.run(check_environment(TOY, arguments, options)), "content-free policies")
 
 
+def test_answers_are_rewarded_in_a_usual_format_that_no_prompt_shows():
+    assert row(check("label"), "accepted answers are rewarded").status == "pass"
+
+
 def test_few_tasks_cannot_tell_a_defect_from_luck(wording):
     """One lucky answer of ten is far above 0.03, but not a defect. In many tasks the same share is one."""
     small = content_free(10)

@@ -68,6 +68,8 @@ class Toy(SingleTurnEnvironment):
                 right = max(right, 0.1 * (said == task.data["shown"]))
             case "lucky":
                 right = max(right, float(said == task.data["shown"] and task.data["index"] % 6 == 0))
+            case "label":
+                right = float(reply.text == f"Answer: {answer}")
             case "letters":
                 right = 0.2 * said.count("b") / len(said) if said else 0.0
             case "dump":

@@ -17,6 +17,7 @@ from buckeye.base.process import ChildProcess, run_program
 from buckeye.base.storage import read_json, write_file
 from buckeye.envs.settings import WorkerSettings
 from buckeye.errors import BuckeyeError, UsageError
+from buckeye.evaluation.attack.policy import EVERY_TASK
 from buckeye.evaluation.attack.report import AttackOptions
 from buckeye.evaluation.attack.search import attack_environment
 from buckeye.evaluation.certify.certificate import certify, write_certificate
@@ -43,7 +44,17 @@ for name in textarena.envs.registration.ENV_REGISTRY:
     "skyrl-gym": "from skyrl_gym import registry as names",
 }
 """Programs that list all environments of a library as `names`; of textarena, the games for one player."""
-_HEADER = ("environment", "certificate", "content-free", "chance", "exploit", "reward", "guess", "ms")
+_HEADER = (
+    "environment",
+    "certificate",
+    "content-free",
+    "chance",
+    "exploit",
+    "reward",
+    "guess",
+    "gradings",
+    "ms",
+)
 _ATTACK_KEYS = ("seconds", "gradings", "reward_of_right_answers", "exploits", "grader_errors")
 _SHOWN = 60
 
@@ -157,17 +168,22 @@ def _cells(env_id: str, row: Mapping[str, Any]) -> list[str]:
     certificate, attack = row["certificate"], row["attack"]
     reason = certificate.get("error") or ", ".join(certificate["findings"])
     best = next(iter(attack.get("exploits", ())), None)
-    exploit = "none" if best is None else f"`` {shortened(printable(repr(best['text'])), _SHOWN)} ``"
-    if best is not None and best["label"] != "all tasks":
-        exploit += f" for {best['label']}"
+    exploit = "none" if best is None else shown_exploit(best)
     return [
         env_id,
         _cell(f"{certificate['verdict']}: {reason}" if reason else certificate["verdict"]),
         *(_number(certificate.get(name)) for name in ("baseline", "chance")),
         _cell(attack.get("error") or exploit),
         *(_number(best and best[name]) for name in ("reward", "baseline")),
+        f"{attack.get('gradings', 0):,}",
         _number(certificate.get("processor_ms")),
     ]
+
+
+def shown_exploit(exploit: Mapping[str, Any]) -> str:
+    """Return the text of an exploit as Markdown, with the tasks that it is for, if not for all."""
+    label = "" if exploit["label"] == EVERY_TASK else f" for {exploit['label']}"
+    return f"`` {shortened(printable(repr(exploit['text'])), _SHOWN)} ``{label}"
 
 
 def _number(value: float | None) -> str:

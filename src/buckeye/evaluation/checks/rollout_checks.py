@@ -24,6 +24,7 @@ from buckeye.evaluation.checks.samples import SplitSample, groups_of
 from buckeye.evaluation.checks.scripted_runner import TOLERANCE, ScriptedRollout, ScriptedRunner
 from buckeye.evaluation.checks.task_text import (
     ANSWER,
+    USUAL_FORMATS,
     accepted_answers,
     apply_format,
     question_of,
@@ -95,7 +96,7 @@ def check_probes(results: Sequence[ProbeResult], offered: int) -> CheckResult:
 async def check_answers_rewarded(
     runner: ScriptedRunner, samples: Sequence[SplitSample], formats: Sequence[str | None]
 ) -> CheckResult:
-    """Check that accepted answers are rewarded, bare or in a format that the prompts show.
+    """Check that accepted answers are rewarded: bare, as the prompts show, or in a usual format.
 
     Without this check, a grader that always gives 0 would pass all other checks. If the answers in the data
     are numbers and none is rewarded, the check does not fail: the numbers may be positions in a list. If the
@@ -112,38 +113,58 @@ async def check_answers_rewarded(
         return CheckResult(name, "not run", NO_ANSWERS)
     if getattr(runner.environment, "has_own_scale", False):
         return await check_answer_order(name, runner, samples, formats)
-    replies = [(task, apply_format(pattern, answer)) for _, task, answer in answers for pattern in formats]
-    results = await runner.run_all(replies)
-    tested, failing = 0, list[tuple[str, Task, str, float]]()
-    for number, (split, task, answer) in enumerate(answers):
-        forms = results[number * len(formats) : (number + 1) * len(formats)]
-        rewards = [played.reward for played in forms if played is not None]
-        if len(rewards) == len(formats):
-            tested += 1
-            best = max(filter(math.isfinite, rewards), default=math.nan)
-            failing += [(split, task, answer, best)] if not best >= MIN_ANSWER_REWARD else []
+    best = await _best_rewards(runner, answers, formats)
+    low = [index for index, reward in enumerate(best) if reward is not None and not _is_rewarded(reward)]
+    usual = await _best_rewards(runner, [answers[index] for index in low], USUAL_FORMATS)
+    for index, reward in zip(low, usual, strict=True):
+        best[index] = reward if reward is None or _is_rewarded(reward) else best[index]
+    tested = sum(reward is not None for reward in best)
+    failing = [
+        (*answer, reward)
+        for answer, reward in zip(answers, best, strict=True)
+        if reward is not None and not _is_rewarded(reward)
+    ]
     if not tested:
         return out_of_time_result(name)
     if not failing:
         return CheckResult(
             name, "pass", f"{tested:,} answers have a reward of at least {MIN_ANSWER_REWARD:g}"
         )
-    split, task, answer, best = failing[0]
+    split, task, answer, highest = failing[0]
     if len(failing) == tested and not any(written_answers(task) for _, task, _, _ in failing):
         return CheckResult(
             name,
             "not run",
-            f"answers are not text in the dataset, and the text {answer!r} has reward {best:g}; add a "
+            f"answers are not text in the dataset, and the text {answer!r} has reward {highest:g}; add a "
             "probe with a right reply",
         )
-    shown = ", ".join(["bare", *(f.replace(ANSWER, "…") for f in formats if f is not None)])
+    forms = dict.fromkeys([*formats, *USUAL_FORMATS])
+    shown = ", ".join(["bare", *(f.replace(ANSWER, "…") for f in forms if f is not None)])
     return CheckResult(
         name,
         "error",
         f"{len(failing):,} of {tested:,} answers have a reward below {MIN_ANSWER_REWARD:g}; for example "
-        f"{answer!r} for {task.id} of {split}: {best:g} ({shown}). If replies need another format, "
+        f"{answer!r} for {task.id} of {split}: {highest:g} ({shown}). If replies need another format, "
         "add a probe that has it",
     )
+
+
+def _is_rewarded(reward: float) -> bool:
+    return reward >= MIN_ANSWER_REWARD
+
+
+async def _best_rewards(
+    runner: ScriptedRunner, answers: Sequence[tuple[str, Task, str]], formats: Sequence[str | None]
+) -> list[float | None]:
+    """Return the best reward of each answer of (split, task, answer) in the formats; None: out of time."""
+    replies = [(task, apply_format(pattern, answer)) for _, task, answer in answers for pattern in formats]
+    results = await runner.run_all(replies)
+    best = list[float | None]()
+    for start in range(0, len(results), len(formats)):
+        rewards = [played.reward for played in results[start : start + len(formats)] if played is not None]
+        finite = max(filter(math.isfinite, rewards), default=math.nan)
+        best.append(finite if len(rewards) == len(formats) else None)
+    return best
 
 
 async def check_grades_repeatable(
