@@ -129,9 +129,39 @@ def test_words_and_endpoints_of_verifiers_are_known(environment, tmp_path):
     assert headers["Authorization"] == "Bearer the-key"
     assert (body["model"], body["max_tokens"], body["temperature"]) == ("served", 9, 0.5)
     assert (tmp_path / "results" / "rollouts.jsonl").exists()
+    (tmp_path / "small").mkdir()  # a local model with the name of the endpoint
+    done = run_here(*argv, cwd=tmp_path)
+    assert (done.returncode, "BK-CLI-CONFLICT" in done.stderr) == (2, True)
     table.write_text('[[endpoint]]\nendpoint_id = "small"\nmodel = "served"\n')
     done = run_here(*argv, cwd=tmp_path)
     assert (done.returncode, "BK-CLI-ARGUMENT" in done.stderr) == (2, True)
+
+
+def test_several_environments_are_evaluated_and_resumed(environment, tmp_path):
+    """The second environment fails at first. Prices are dollars per million tokens."""
+    (tmp_path / "configs").mkdir()
+    other = tmp_path / "other.py"
+    argv = ["eval", "numbers.py", "other.py", "-m", "small", "-n", "2", "-o", "results", "--json"]
+    with chat_server(lambda body, _: "1") as (url, requests):
+        (tmp_path / "configs" / "endpoints.toml").write_text(
+            f'[[endpoint]]\nendpoint_id = "small"\nmodel = "served"\nurl = "{url}"\n'
+            "input_price = 1e6\noutput_price = 2e6\n"
+        )
+        other.write_text("raise RuntimeError('not yet')")
+        assert run_here(*argv, cwd=tmp_path).returncode == 2
+        other.write_text(ENVIRONMENT.replace('"numbers"', '"other"'))
+        done = run_here(*argv, "--resume", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    first, second = json.loads(done.stdout)["evaluations"]
+    assert len(requests) == 4
+    assert [one["reward"]["value"] for one in (first, second)] == [0.5, 0.5]
+    assert {path.name for path in (tmp_path / "results").iterdir()} == {
+        "numbers.py-served",
+        "other.py-served",
+    }
+    for report in (first, second):
+        assert report["tokens"]["completion"] > 0
+        assert report["cost"] == report["tokens"]["prompt"] + 2 * report["tokens"]["completion"]
 
 
 @pytest.mark.parametrize(("flags", "names"), [((), {"c", "d"}), (("--split", "train"), {"a", "b"})])

@@ -45,6 +45,14 @@ EnvironmentArgument = Annotated[
         metavar="ENV", help="NAME, OWNER/NAME[@VERSION], a path, a file from `rl init`, or a run."
     ),
 ]
+EnvironmentsArgument = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[ENV...]",
+        help="NAME, OWNER/NAME[@VERSION], a path, a file from `rl init`, or a run. Several are evaluated in "
+        "turn.",
+    ),
+]
 DatasetOption = Annotated[
     str | None,
     typer.Option(metavar="FILE", help="Prompts for --reward, or tasks of an MCP environment: tasks.json."),

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import typer
 
@@ -13,7 +15,7 @@ from buckeye.base.terminal import status_line, stdout_kept
 from buckeye.cli.env_options import (
     AnswerColumnOption,
     DatasetOption,
-    EnvironmentArgument,
+    EnvironmentsArgument,
     PromptColumnOption,
     RewardOption,
     VariablesOption,
@@ -63,7 +65,7 @@ _ENDPOINTS = Path("configs/endpoints.toml")
 
 
 def evaluate(
-    env_id: EnvironmentArgument = None,
+    env_ids: EnvironmentsArgument = None,
     dataset: DatasetOption = None,
     reward: RewardOption = None,
     prompt_column: PromptColumnOption = None,
@@ -98,57 +100,75 @@ def evaluate(
     resume: Annotated[bool, typer.Option("--resume", help="Run the missing rollouts only.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Evaluate a model on an environment, or on a dataset with a reward.
+    """Evaluate a model on environments, or on a dataset with a reward.
 
     Sampling settings default to those of the run that made the model.
     Prints reward and pass@k with intervals; writes rollouts as JSON Lines.
     """
     from buckeye.dataset.environment import evaluation_rows
     from buckeye.evaluation.chat_policy import ChatSampling
-    from buckeye.evaluation.run_eval import EvalRequest, run_eval
+    from buckeye.evaluation.run_eval import EvalReport, EvalRequest, run_eval
 
+    prices: tuple[float, float] | None = None
     if base_url is None and (endpoint := _endpoint(model)) is not None:
-        model, base_url, api_key_var = endpoint["model"], endpoint["url"], endpoint.get("key", api_key_var)
+        model, base_url, api_key_var = endpoint.model, endpoint.url, endpoint.key or api_key_var
+        prices = endpoint.prices
     model = _find_model(model, base_url)
     given = environment_args(arg, args) | column_arguments(reward, prompt_column, answer_column)
     if reward:
         given["eval_path"], given["split"], split = evaluation_rows(dataset, split)
-    environment = environment_config(env_id, dataset, reward, given, variables)
-    directory = output_dir or Path("outputs/evals") / _slug(f"{env_id or Path(dataset or '').stem}-{model}")
     sampling = ChatSampling(
         temperature=temperature,
         top_p=top_p,
         max_tokens=max_tokens,
         seed=seed if base_url is None else None,  # some servers reject `seed`
     )
-    with status_line(f"loading {env_id or dataset}") as show, stdout_kept(for_json=as_json):
-        request = EvalRequest(
-            env_id=environment.id,
-            args=environment.args,
-            variables=environment.variables,
-            model=model,
-            base_url=base_url,
-            api_key_var=api_key_var,
-            split=split,
-            examples=examples,
-            rollouts=rollouts,
-            sampling=sampling,
-            seed=seed,
-            max_concurrent=max_concurrent,
-            timeout=timeout,
-            retries=retries,
-            pass_reward=pass_reward,
-            output_dir=directory,
-            resume=resume,
-            progress=lambda done, total: show(f"{done} of {total} rollouts"),
-            on_retry=show,
-        )
-        try:
-            report = run_eval(request)
-        except KeyboardInterrupt:
-            typer.echo(f"{directory}: has the finished rollouts; continue with --resume", err=True)
-            raise
-    typer.echo(json.dumps(report.to_json(), ensure_ascii=False) if as_json else str(report))
+    reports: list[EvalReport] = []
+    names: list[str | None] = list(env_ids) if env_ids else [None]
+    for env_id in names:
+        environment = environment_config(env_id, dataset, reward, dict(given), variables)
+        slug = _slug(f"{env_id or Path(dataset or '').stem}-{model}")
+        directory = output_dir or Path("outputs/evals") / slug
+        if output_dir is not None and len(names) > 1:
+            directory = output_dir / slug
+        with status_line(f"loading {env_id or dataset}") as show, stdout_kept(for_json=as_json):
+            request = EvalRequest(
+                env_id=environment.id,
+                args=environment.args,
+                variables=environment.variables,
+                model=model,
+                base_url=base_url,
+                api_key_var=api_key_var,
+                prices=prices,
+                split=split,
+                examples=examples,
+                rollouts=rollouts,
+                sampling=sampling,
+                seed=seed,
+                max_concurrent=max_concurrent,
+                timeout=timeout,
+                retries=retries,
+                pass_reward=pass_reward,
+                output_dir=directory,
+                resume=resume,
+                progress=partial(_show_progress, show),
+                on_retry=show,
+            )
+            try:
+                reports.append(run_eval(request))
+            except KeyboardInterrupt:
+                typer.echo(f"{directory}: has the finished rollouts; continue with --resume", err=True)
+                raise
+        if not as_json:
+            typer.echo(f"{reports[-1]}\n" if len(names) > 1 else str(reports[-1]))
+    values = [report.to_json() for report in reports]
+    if as_json:
+        value = values[0] if len(values) == 1 else {"evaluations": values}
+        typer.echo(json.dumps(value, ensure_ascii=False))
+
+
+def _show_progress(show: Callable[[str], None], done: int, total: int) -> None:
+    show(f"{done} of {total} rollouts")
 
 
 def _find_model(model: str | None, base_url: str | None) -> str:
@@ -163,8 +183,21 @@ def _find_model(model: str | None, base_url: str | None) -> str:
     return resolve_run(model) if base_url is None else model
 
 
-def _endpoint(name: str) -> dict[str, str] | None:
-    """Return the texts of the entry of `_ENDPOINTS` with this `endpoint_id`, or None."""
+class _Endpoint(NamedTuple):
+    """Server of a model. `prices` are dollars per million prompt tokens and completion tokens."""
+
+    model: str
+    url: str
+    key: str | None
+    prices: tuple[float, float] | None
+
+
+def _endpoint(name: str) -> _Endpoint | None:
+    """Return the entry of `_ENDPOINTS` with this `endpoint_id`, or None.
+
+    Raises UsageError for an entry without a model or an address, and for one with the name of a local model
+    or run.
+    """
     if not name or not _ENDPOINTS.is_file():
         return None
     entries = read_file(str(_ENDPOINTS)).values.get("endpoint")
@@ -172,13 +205,25 @@ def _endpoint(name: str) -> dict[str, str] | None:
     found = next((entry for entry in tables if entry.get("endpoint_id") == name), None)
     if found is None:
         return None
-    if not all(isinstance(found.get(key), str) for key in ("model", "url")):
+    model, url, key = (found.get(field) for field in ("model", "url", "key"))
+    if not isinstance(model, str) or not isinstance(url, str):
         raise UsageError(
             f"{_ENDPOINTS}: the endpoint {name} needs the texts `model` and `url`",
             code="BK-CLI-ARGUMENT",
             hint='write for example url = "http://host:port/v1"',
         )
-    return {key: value for key, value in found.items() if isinstance(value, str)}
+    from buckeye.launch.preflight.model import run_directory
+
+    if (local := Path(name) if Path(name).exists() else run_directory(name)) is not None:
+        raise UsageError(
+            f"{name} is an endpoint of {_ENDPOINTS}, and also {local}",
+            code="BK-CLI-CONFLICT",
+            at="--model",
+            hint=f"rename the endpoint, or pass --model {local.absolute()}",
+        )
+    prices = [found.get(field) for field in ("input_price", "output_price")]
+    known = tuple(float(price) for price in prices if isinstance(price, int | float))
+    return _Endpoint(model, url, key if isinstance(key, str) else None, known if len(known) == 2 else None)
 
 
 def _slug(text: str) -> str:

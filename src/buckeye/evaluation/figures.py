@@ -18,7 +18,7 @@ class Figures:
 
     `tasks` counts the tasks with a scored rollout. `figures` has reward and pass@k, and `means` has
     components, turns and tokens, all averaged over tasks. `stop_reasons` counts the stop reasons of all
-    rollouts, and `errors` the most frequent error messages.
+    rollouts, and `errors` the most frequent error messages. The tokens are sums over all rollouts.
     """
 
     tasks: int
@@ -28,6 +28,8 @@ class Figures:
     means: dict[str, float]
     stop_reasons: dict[str, int]
     errors: dict[str, int]
+    prompt_tokens: int
+    completion_tokens: int
 
     def to_json(self) -> dict[str, Any]:
         """Return the figures as JSON values."""
@@ -42,6 +44,7 @@ class Figures:
             "means": self.means,
             "stop_reasons": self.stop_reasons,
             "errors": self.errors,
+            "tokens": {"prompt": self.prompt_tokens, "completion": self.completion_tokens},
         }
 
 
@@ -64,6 +67,8 @@ def compute_figures(rows: Sequence[EvalRow], *, rollouts_per_task: int, pass_rew
         means=means_over_tasks([[_numbers(row) for row in task] for task in by_task.values()]),
         stop_reasons=dict(Counter(row.stop_reason for row in rows).most_common()),
         errors=dict(Counter(row.error for row in rows if row.error is not None).most_common(5)),
+        prompt_tokens=sum(row.prompt_tokens for row in rows),
+        completion_tokens=sum(row.completion_tokens for row in rows),
     )
 
 

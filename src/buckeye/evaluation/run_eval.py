@@ -51,7 +51,8 @@ class EvalRequest:
 
     `variables` names the environment variables to pass to the environment. `split=None` is `eval` if the
     environment has it, else `train`. `examples=None` is all tasks. `sampling_run` is the run that sampling
-    settings come from if they are not given.
+    settings come from if they are not given. `prices` are dollars per million
+    tokens of prompts and of completions.
     """
 
     env_id: str
@@ -60,6 +61,7 @@ class EvalRequest:
     model: str
     base_url: str | None = None
     api_key_var: str = "OPENAI_API_KEY"
+    prices: tuple[float, float] | None = None
     split: str | None
     examples: int | None
     rollouts: int
@@ -123,6 +125,8 @@ class EvalReport:
     figures: Figures
     output_dir: Path
     resumed: int
+    cost: float | None = None
+    """Dollars for all tokens of the rollouts. None: the prices are unknown."""
     notes: tuple[str, ...] = ()
     """Warnings needed to interpret the figures."""
     earlier: Path | None = None
@@ -131,7 +135,8 @@ class EvalReport:
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON values."""
         figures = self.figures.to_json()
-        return {**self.settings, **figures, "notes": list(self.notes), "output_dir": str(self.output_dir)}
+        ends = {"cost": self.cost, "notes": list(self.notes), "output_dir": str(self.output_dir)}
+        return {**self.settings, **figures, **ends}
 
     def __repr__(self) -> str:
         figures, settings = self.figures, self.settings
@@ -152,6 +157,8 @@ class EvalReport:
             f"{counted(figures.scored, 'rollout')} of {counted(figures.tasks, 'task')} scored"
             f"{resumed}, {figures.errored} errored; 95 % intervals over tasks",
             f"stop reasons: {stops}",
+            f"tokens: {figures.prompt_tokens:,} of prompts, {figures.completion_tokens:,} of completions"
+            + ("" if self.cost is None else f", ${self.cost:.4f}"),
             *(f"error ({count}x): {error}" for error, count in figures.errors.items()),
             *(f"note: {note}" for note in self.notes),
             str(self.output_dir),
@@ -218,6 +225,10 @@ def run_eval(request: EvalRequest) -> EvalReport:
         figures=figures,
         output_dir=request.output_dir,
         resumed=len(complete),
+        cost=None
+        if request.prices is None
+        else (request.prices[0] * figures.prompt_tokens + request.prices[1] * figures.completion_tokens)
+        / 1e6,
         notes=(
             *filter(None, (fallback_note(env, request.split), training_note(request.model, tasks))),
             *_quality_warnings(evaluated),
