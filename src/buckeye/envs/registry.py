@@ -57,6 +57,8 @@ LIBRARIES = {
     "skyrl-gym": "skyrl_gym",
     "inspect-ai": "inspect_ai",
     "openenv": "openenv",
+    "bfcl-eval": "bfcl_eval",
+    "ors-sdk": "ors",
 }
 """Module of each library with environments. Their ids are LIBRARY/NAME."""
 AGENT = "agent"

@@ -34,6 +34,10 @@ TASKSET = "__all__ = ['TheirTaskset']"
         (None, "", "owner/no-such-env@1.2.0", {}),
         (None, "", "reasoning-gym/chain_sum", {}),
         (None, "", "textarena/GuessTheNumber-v0", {}),
+        (None, "", "ors-sdk/ors_games:Guess", {}),
+        (None, "", "bfcl-eval/simple_python", {}),
+        (None, "", "bfcl-eval/multi_turn_base", {}),
+        (None, "", "bfcl-eval/web_search_base", {}),
     ],
 )
 def test_unloadable_environment_is_refused(tmp_path, monkeypatch, refusal, path, source, env_id, context):

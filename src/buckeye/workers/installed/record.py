@@ -22,6 +22,8 @@ Generation = Literal[
     "skyrl-gym",
     "inspect-ai",
     "openenv",
+    "bfcl-eval",
+    "ors-sdk",
     "buckeye",
 ]
 """Kind of an installed environment, which `detect_interface` has found."""

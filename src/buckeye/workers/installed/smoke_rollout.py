@@ -23,9 +23,11 @@ _EXAMPLES = {
     "skyrl-gym": "skyrl-gym/gsm8k",
     "inspect-ai": "inspect-ai/FILE.py@NAME",
     "openenv": "openenv/MODULE:APP",
+    "bfcl-eval": "bfcl-eval/simple_python",
+    "ors-sdk": "ors-sdk/MODULE:CLASS",
 }
 """Example environment of each library with many environments. It needs no downloads."""
-WITHOUT_EXAMPLE = ("skyrl-gym", "inspect-ai", "openenv")
+WITHOUT_EXAMPLE = ("skyrl-gym", "inspect-ai", "openenv", "ors-sdk")
 """Libraries that contain no tasks, so that they have no test rollout."""
 
 

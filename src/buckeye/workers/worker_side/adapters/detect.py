@@ -14,9 +14,11 @@ from types import ModuleType
 
 from . import agent, buckeye_environment
 from .base import Adapter, AdapterError, Json
+from .bfcl import BFCL
 from .gymnasium import Gymnasium
 from .inspect_ai import InspectAI
 from .openenv import OpenEnv
+from .ors_sdk import ORS
 from .reasoning_gym import ReasoningGym
 from .skyrl_gym import SkyRLGym
 from .textarena import TextArena
@@ -32,6 +34,8 @@ LIBRARIES: dict[str, Callable[[str, Json], Adapter]] = {
     "skyrl-gym": SkyRLGym,
     "inspect-ai": InspectAI,
     "openenv": OpenEnv,
+    "bfcl-eval": BFCL,
+    "ors-sdk": ORS,
 }
 """Adapter of each library with environments. Their ids are LIBRARY/NAME."""
 

@@ -1,0 +1,133 @@
+"""Adapter for environments of the Open Reward Standard (`ors-sdk`): classes with tasks, a prompt and tools.
+
+The class runs in the worker, without its server. A rollout ends when a tool is `finished`, or with a reply
+without a call. The reward is the sum of the rewards of all calls.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any, cast
+
+from .base import Adapter, AdapterError, Boundary, Json, check_arguments, raised, scored
+from .model import ModelError, chat
+
+PREFIX = "ors-sdk/"
+OWN_ARGUMENTS = ("folder", "train", "eval", "limit")
+
+
+class ORS(Adapter):
+    """One environment class. `train` and `eval` name its splits for these purposes."""
+
+    def __init__(self, env_id: str, args: Json) -> None:
+        check_arguments(env_id, args, OWN_ARGUMENTS)
+        base = _module("environment").Environment
+        module, _, name = env_id.removeprefix(PREFIX).partition(":")
+        if args.get("folder"):
+            sys.path.insert(0, os.path.expanduser(args["folder"]))
+        self.name, self._limit = env_id, args.get("limit")
+        found = getattr(importlib.import_module(module), name, None)
+        if not (inspect.isclass(found) and issubclass(found, base)):
+            raise AdapterError(f"{env_id}: {module} has no class {name!r} that is an Environment of `ors`")
+        self._class = cast("Any", found)
+        known = {getattr(split, "name", split): split for split in self._class.list_splits()}
+        for argument in ("train", "eval"):
+            if args.get(argument) not in (None, *known):
+                raise AdapterError(
+                    f"{env_id}: {argument} = {args[argument]!r} is not one of its splits: {', '.join(known)}"
+                )
+        kinds = {name: getattr(split, "type", name) for name, split in known.items()}
+        train = args.get("train") or min(kinds, key=lambda name: kinds[name] != "train")
+        held_out = args.get("eval") or next((name for name in kinds if name != train), None)
+        self._splits = {"train": train, **({"eval": held_out} if held_out else {})}
+
+    def info(self) -> Json:
+        return {"name": self.name, "splits": list(self._splits)}
+
+    def tasks(self, split: str) -> Iterator[Json]:
+        name = self._splits[split]
+        listed = self._class.list_tasks(name)
+        if inspect.isawaitable(listed):
+            raise AdapterError(f"{self.name}: an asynchronous `list_tasks` is not supported")
+        return (
+            {"id": f"{name}-{index}", "messages": [], "data": {"split": name, "index": index, "spec": spec}}
+            for index, spec in enumerate(listed[: self._limit])
+        )
+
+    async def rollout(self, task: Json, endpoint: Json, context: Json) -> Json:
+        boundary: Boundary = "reset"
+        environment = None
+        try:
+            environment = self._class(task["data"]["spec"], {})
+            try:
+                await _awaited(environment.setup())
+                blocks = await _awaited(environment.get_prompt())
+                tools = [*environment.list_tools().tools, *environment.list_task_tools().tools]
+                boundary = "step"
+                return await self._converse(environment, blocks, [_tool(tool) for tool in tools], endpoint)
+            finally:
+                await _awaited(environment.teardown())
+        except ModelError as error:
+            return raised("model", error)
+        except Exception as error:
+            return raised(boundary, error)
+
+    async def _converse(self, environment: Any, blocks: Any, tools: list[Json], endpoint: Json) -> Json:
+        messages: list[Json] = [{"role": "user", "content": _text(blocks)}]
+        reward, turns, finished, stop_reason = 0.0, 0, False, ""
+        while not stop_reason:
+            reply = await chat(endpoint, messages, tools=tools)
+            if reply.no_room:
+                stop_reason = "truncated"
+                break
+            turns += 1
+            messages.append(reply.message)
+            calls = reply.message.get("tool_calls") or ()
+            for call in calls:
+                content, earned, is_last = await _call(environment, call["function"])
+                reward, finished = reward + earned, finished or is_last
+                messages.append({"role": "tool", "tool_call_id": call["id"], "content": content})
+            stop_reason = "done" if finished else "" if calls else "no_call"
+        components = {"turns": turns, "finished": float(finished)}
+        return scored(reward, components=components, stop_reason=stop_reason)
+
+
+async def _call(environment: Any, function: Json) -> tuple[str, float, bool]:
+    """Return the text of a call's result, its reward, and True if it finishes the episode."""
+    try:
+        arguments = json.loads(function["arguments"] or "{}")
+    except ValueError:
+        arguments = None
+    if not isinstance(arguments, dict):
+        return "The arguments are not a JSON object.", 0.0, False
+    result = (await environment._call_tool(function["name"], arguments)).root
+    if not result.ok:
+        return result.error, 0.0, False
+    return _text(result.output.blocks), float(result.output.reward or 0.0), result.output.finished
+
+
+def _text(blocks: Any) -> str:
+    """Return the text of blocks. Raises ValueError for an image."""
+    if any(block.type != "text" for block in blocks):
+        raise ValueError("messages with images cannot be sent to the model")
+    return "\n".join(block.text for block in blocks)
+
+
+def _tool(tool: Any) -> Json:
+    parameters = dict(tool.input_schema or {"type": "object", "properties": {}})
+    function = {"name": tool.name, "description": tool.description, "parameters": parameters}
+    return {"type": "function", "function": function}
+
+
+async def _awaited(value: Any) -> Any:
+    return await value if inspect.isawaitable(value) else value
+
+
+def _module(name: str) -> Any:
+    """Return a module of the library."""
+    return importlib.import_module(f"ors.{name}")
