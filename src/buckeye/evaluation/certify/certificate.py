@@ -16,18 +16,16 @@ from buckeye.base.storage import read_json, write_file
 from buckeye.envs.base import Environment
 from buckeye.envs.settings import with_variables
 from buckeye.errors import BuckeyeError, UsageError
-from buckeye.evaluation.certify import home_runner
 from buckeye.evaluation.certify.identity import changes, identify
 from buckeye.evaluation.certify.measures import measure_sessions
+from buckeye.evaluation.certify.parity import installed_parity, last_line
 from buckeye.evaluation.certify.resources import Measurement, Verdict
-from buckeye.evaluation.certify.sessions import Session
 from buckeye.evaluation.checks.result import CheckStatus
 from buckeye.evaluation.checks.samples import probes_of
 from buckeye.evaluation.env_check import CheckOptions, EnvCheckReport, check_environment
 from buckeye.workers import loading
 from buckeye.workers.environment import WorkerEnvironment
-from buckeye.workers.installed import find_installed
-from buckeye.workers.loading import find_interpreter, open_environment, package_name
+from buckeye.workers.loading import open_environment
 
 FORMAT = "buckeye-certificate-1"
 NAMESPACE = "buckeye-certificate"
@@ -36,7 +34,6 @@ _VERDICTS: Mapping[CheckStatus, Verdict] = {
     "pass": "pass", "note": "pass", "warning": "warn", "error": "fail", "not run": "not run"
 }  # fmt: skip
 _PAGE_START, _START = "# Certificate of ", 200
-_TOLERANCE = 1e-6
 _PROGRAM_SECONDS = 120.0
 
 
@@ -57,7 +54,7 @@ async def certify(
         budget=options.budget,
         progress=options.progress,
     )
-    checks = [*_from_report(report), *measured, _parity(env_id, args, ran)]
+    checks = [*_from_report(report), *measured, installed_parity(env_id, args, ran)]
     return {
         "format": FORMAT,
         "environment": {"id": env_id, "args": dict(args), "name": report.environment},
@@ -187,46 +184,6 @@ def _from_report(report: EnvCheckReport) -> list[Measurement]:
     ]
 
 
-def _parity(env_id: str, args: Mapping[str, Any], sessions: Sequence[Session]) -> Measurement:
-    """Compare rewards with those that the environment's library computes for the recorded replies."""
-    name, library = "reward parity", env_id.partition("/")[0]
-    installed = find_installed(package_name(env_id))
-    runner = installed.generation if installed is not None else library
-    if runner not in home_runner.RUNNERS:
-        return Measurement(name, "not run", "Buckeye has no second runner for this kind of environment")
-    scored = [session for session in sessions if session.outcome.reward is not None]
-    request = {
-        "runner": runner,
-        "name": env_id.partition("/")[2] if library == runner or installed is None else installed.module,
-        "args": dict(args),
-        "sessions": [
-            {
-                "data": dict(session.plan.task.data),
-                "replies": [reply.get("content") or "" for reply in session.replies],
-            }
-            for session in scored
-        ],
-    }
-    argv = [str(find_interpreter(env_id, with_variables(()))), "-I", home_runner.__file__]
-    try:
-        done = _run(argv, json.dumps(request).encode())
-    except subprocess.TimeoutExpired:
-        return Measurement(name, "not run", f"the library took more than {_PROGRAM_SECONDS:g} s")
-    if done.returncode:
-        return Measurement(name, "not run", f"the library failed: {_last_line(done.stderr)}")
-    rewards = json.loads(done.stdout.splitlines()[-1])
-    pairs = [(session, reward) for session, reward in zip(scored, rewards, strict=True) if reward is not None]
-    wrong = [(s, reward) for s, reward in pairs if abs(float(s.outcome.reward or 0.0) - reward) > _TOLERANCE]
-    measured = {"sessions": len(pairs), "differ": len(wrong)}
-    if not pairs:
-        return Measurement(name, "not run", "no session ended in the library", measured)
-    if wrong:
-        session, reward = wrong[0]
-        detail = f"{session.plan.task.id}: {session.outcome.reward:g} here, {reward:g} in the library"
-        return Measurement(name, "fail", f"{len(wrong)} of {len(pairs)} rewards differ; {detail}", measured)
-    return Measurement(name, "pass", f"{len(pairs)} rewards equal those of the library", measured)
-
-
 def _ssh_keygen(args: Sequence[str], problem: str, data: bytes | None = None) -> None:
     """Run `ssh-keygen`, which asks on the terminal for a passphrase. Raise `BuckeyeError` if it fails."""
     try:
@@ -236,14 +193,10 @@ def _ssh_keygen(args: Sequence[str], problem: str, data: bytes | None = None) ->
             f"{problem}: {error}", code="BK-CERTIFICATE-SIGNATURE", hint="install OpenSSH"
         ) from None
     if done.returncode:
-        raise BuckeyeError(f"{problem}: {_last_line(done.stderr)}", code="BK-CERTIFICATE-SIGNATURE")
+        raise BuckeyeError(f"{problem}: {last_line(done.stderr)}", code="BK-CERTIFICATE-SIGNATURE")
 
 
 def _run(argv: Sequence[str], data: bytes | None) -> subprocess.CompletedProcess[bytes]:
     return subprocess.run(  # noqa: S603, an argument list without a shell
         argv, input=data, capture_output=True, timeout=_PROGRAM_SECONDS, check=False
     )
-
-
-def _last_line(output: bytes) -> str:
-    return next(reversed(output.decode(errors="replace").strip().splitlines()), "no message")

@@ -1,21 +1,41 @@
 """Score recorded replies with the library of an environment, without Buckeye.
 
-This program runs in the interpreter of the environment. It reads `{"runner", "name", "args", "sessions":
-[{"data", "replies"}]}` from stdin, and prints a list with the reward of each session, or null if the library
-gives no reward for its replies.
+This program runs in the interpreter of the environment. It reads `{"runner", "name", "args", "path",
+"sessions": [{"messages", "data", "replies"}]}` from stdin, and prints a list with the reward of each session,
+or null if the library gives no reward for its replies. Replies are assistant messages, and `path` are folders
+with modules.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import copy
 import importlib
 import json
+import os
 import random
+import re
+import socket
+import subprocess
 import sys
-from collections.abc import Sequence
+import tempfile
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 Json = dict[str, Any]
+_GRADES = {"C": 1.0, "P": 0.5, "I": 0.0, "N": 0.0}
+_START_SECONDS = 60.0
+
+
+def texts(session: Json) -> list[str]:
+    """Return the texts of the replies of a session."""
+    return [reply.get("content") or "" for reply in session["replies"]]
 
 
 def reasoning_gym(name: str, args: Json, sessions: Sequence[Json]) -> list[float | None]:
@@ -35,7 +55,7 @@ def reasoning_gym(name: str, args: Json, sessions: Sequence[Json]) -> list[float
     rewards: list[float | None] = []
     for session in sessions:
         dataset = datasets[session["data"]["split"]]
-        answer = utils.extract_answer(session["replies"][0])
+        answer = utils.extract_answer(texts(session)[0])
         entry = dataset[session["data"]["index"]]
         rewards.append(float(dataset.score_answer(answer=answer, entry=entry)))
     return rewards
@@ -52,7 +72,7 @@ def textarena(name: str, args: Json, sessions: Sequence[Json]) -> list[float | N
         game = library.make(env_id=name, **settings)
         game.reset(num_players=1, seed=session["data"]["seed"])
         done = False
-        for reply in session["replies"]:
+        for reply in texts(session):
             game.get_observation()
             done, _ = game.step(action=reply)
         rewards.append(min(1.0, max(0.0, float(game.close()[0][0]))) if done else None)
@@ -66,13 +86,12 @@ def verifiers_v0(name: str, args: Json, sessions: Sequence[Json]) -> list[float 
     types = importlib.import_module("openai.types.chat")
 
     class RecordedClient(clients.OpenAIChatCompletionsClient):  # type: ignore[name-defined, misc]
-        def __init__(self, replies: Sequence[str]) -> None:
+        def __init__(self, replies: Sequence[Json]) -> None:
             super().__init__(importlib.import_module("openai").AsyncOpenAI(api_key="none"))
             self._replies = iter(replies)
 
         async def get_native_response(self, *_: Any, **__: Any) -> Any:
-            message = {"role": "assistant", "content": next(self._replies)}
-            choice = {"index": 0, "finish_reason": "stop", "message": message}
+            choice = {"index": 0, "finish_reason": "stop", "message": next(self._replies)}
             values = {
                 "id": "0",
                 "object": "chat.completion",
@@ -98,9 +117,281 @@ def verifiers_v0(name: str, args: Json, sessions: Sequence[Json]) -> list[float 
     return asyncio.run(rewards())
 
 
-RUNNERS = {"reasoning-gym": reasoning_gym, "textarena": textarena, "verifiers-v0": verifiers_v0}
+def verifiers_v1(name: str, args: Json, sessions: Sequence[Json]) -> list[float | None]:
+    """Return the rewards of `run_slot` with the harness `null`, for a server that replays the replies."""
+    vf = importlib.import_module("verifiers.v1")
+    os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)
+    settings = {key: value for key, value in args.items() if key not in ("harness", "eval", "limit")}
+
+    async def reward(environment: Any, session: Json) -> float | None:
+        task_type = type(environment.taskset).task_type()
+        data = task_type.data_type().model_validate(session["data"]["task"])
+        (slot,) = environment.slots(task_type(data, environment.config.taskset.task))
+        with replayed(session["replies"]) as url:
+            client = vf.EvalClientConfig(base_url=f"{url}/v1", api_key_var="OPENAI_API_KEY")
+            episode = await environment.run_slot(slot, vf.ModelContext(model="replay", client=client))
+        (trace,) = episode.traces
+        return None if trace.errors else float(trace.reward)
+
+    async def rewards() -> list[float | None]:
+        agent = {"harness": {"id": "null"}, "runtime": {"type": "subprocess"}}
+        config = vf.resolve_env_config({"taskset": {"id": name, **settings}, "agent": agent})
+        environment = vf.load_environment(config)
+        async with environment.serving():
+            return [await reward(environment, session) for session in sessions]
+
+    os.environ["OPENAI_API_KEY"] = "none"
+    return asyncio.run(rewards())
+
+
+def gymnasium(name: str, args: Json, sessions: Sequence[Json]) -> list[float | None]:
+    """Return the sums of the rewards of `step`. `actions` has the names; a reply without one costs 1."""
+    library = importlib.import_module("gymnasium")
+    module, _, name = name.rpartition(":")
+    if module:
+        importlib.import_module(module)
+    own = ("num_tasks", "num_eval", "seed", "max_steps", "invalid_reward", "system_prompt")
+    names, limit = [str(action) for action in args.pop("actions")], args.get("max_steps")
+    settings = {key: value for key, value in args.items() if key not in own}
+    rewards: list[float | None] = []
+    for session in sessions:
+        env = library.make(name, **settings, **({} if limit is None else {"max_episode_steps": limit}))
+        env.reset(seed=session["data"]["seed"])
+        total = 0.0
+        for reply in texts(session):
+            words = [word for word in re.findall(r"\w+", reply) if word in names]
+            action = names.index(words[-1]) + int(env.action_space.start) if words else None
+            total += float(args.get("invalid_reward", -1.0) if action is None else env.step(action)[1])
+        rewards.append(total)
+    return rewards
+
+
+def skyrl_gym(name: str, args: Json, sessions: Sequence[Json]) -> list[float | None]:
+    """Return the sums of the rewards of `step`."""
+    library, config = importlib.import_module("skyrl_gym"), importlib.import_module("omegaconf").OmegaConf
+    rewards: list[float | None] = []
+    for session in sessions:
+        env = library.make(name, env_config=config.create(args.get("env_config", {})), extras=session["data"])
+        env.init(session["messages"])
+        rewards.append(sum(float(env.step(reply)["reward"]) for reply in texts(session)))
+        env.close()
+    return rewards
+
+
+def inspect_ai(name: str, args: Json, sessions: Sequence[Json]) -> list[float | None]:
+    """Return the values of the first score of `inspect_ai.eval`, with a model that returns the replies."""
+    inspect, model = importlib.import_module("inspect_ai"), importlib.import_module("inspect_ai.model")
+    parse = importlib.import_module("inspect_ai.model._call_tools").parse_tool_call
+    sample_state = importlib.import_module("inspect_ai.solver._task_state").sample_state
+    (task,) = importlib.import_module("inspect_ai._eval.loader").load_tasks([name], args)
+    samples = [copy.deepcopy(task.dataset[session["data"]["index"]]) for session in sessions]
+    for number, sample in enumerate(samples):
+        sample.id = number
+
+    def reply(given: Any, tools: Any, *_: Any) -> Any:
+        said = sessions[sample_state().sample_id]["replies"]
+        message = said[min(sum(m.role == "assistant" for m in given), len(said) - 1)]
+        calls = [
+            parse(call["id"], call["function"]["name"], call["function"]["arguments"], tools)
+            for call in message.get("tool_calls") or ()
+        ]
+        own = model.ChatMessageAssistant(content=message.get("content") or "", tool_calls=calls or None)
+        choices = [model.ChatCompletionChoice(message=own)]
+        return model.ModelOutput(model="replay", choices=choices, usage=model.ModelUsage())
+
+    task.dataset = importlib.import_module("inspect_ai.dataset").MemoryDataset(samples)
+    replayer = model.get_model("mockllm/model", custom_outputs=reply, memoize=False)
+    rewards: list[float | None] = [None] * len(sessions)
+    with tempfile.TemporaryDirectory() as logs, contextlib.redirect_stdout(sys.stderr):
+        (log,) = inspect.eval(task, model=replayer, log_dir=logs, display="none", epochs=1)
+        for sample in log.samples:  # read from the log when they are used
+            value = next((score.value for score in (sample.scores or {}).values()), None)
+            first = next(iter(value.values()), None) if isinstance(value, dict) else value
+            known = None if sample.error or first is None else _GRADES.get(first, first)
+            rewards[sample.id] = None if known is None else float(known)
+    return rewards
+
+
+def openenv(name: str, args: Json, sessions: Sequence[Json]) -> list[float | None]:
+    """Return the sums of the rewards that OpenEnv's client receives from the server of `MODULE:APP`."""
+    client_type = importlib.import_module("openenv.core.generic_client").GenericEnvClient
+    words = ["-m", "uvicorn", name, "--log-level=error", "--port=%d"]
+    with server_of(words, args.get("folder")) as url:
+        with urllib.request.urlopen(f"{url}/schema") as response:  # noqa: S310  a server that this program started
+            schema = json.load(response)["action"]
+        required = schema.get("required") or [None]
+        is_text = len(required) == 1 and schema["properties"][required[0]].get("type") == "string"
+
+        async def reward(session: Json) -> float | None:
+            total = 0.0
+            async with client_type(base_url=url) as client:
+                await client.reset(seed=session["data"]["seed"], **args.get("reset", {}))
+                for reply in texts(session):
+                    with contextlib.suppress(ValueError, RuntimeError):  # not an action
+                        action = {required[0]: reply} if is_text else json.loads(reply)
+                        total += float((await client.step(action)).reward or 0.0)
+            return total
+
+        async def rewards() -> list[float | None]:
+            return [await reward(session) for session in sessions]
+
+        return asyncio.run(rewards())
+
+
+def agent(name: str, args: Json, sessions: Sequence[Json]) -> list[float | None]:
+    """Return the rewards that the program writes, for a model server that replays the replies."""
+    rewards: list[float | None] = []
+    for session in sessions:
+        with replayed(session["replies"]) as url, tempfile.TemporaryDirectory() as folder:
+            task, result = Path(folder, "task.json"), Path(folder, "result.json")
+            task.write_text(json.dumps({key: session[key] for key in ("messages", "data")}))
+            variables = {"OPENAI_BASE_URL": f"{url}/v1", "OPENAI_API_KEY": "none", "BUCKEYE_MODEL": "replay"}
+            variables |= {"ANTHROPIC_BASE_URL": url, "ANTHROPIC_API_KEY": "none"}
+            variables |= {"BUCKEYE_TASK": str(task), "BUCKEYE_RESULT": str(result)}
+            variables["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
+            environ, cwd = os.environ | variables, args.get("cwd")
+            done = subprocess.run(  # noqa: S603  the program of the environment
+                args["command"], env=environ, cwd=cwd, capture_output=True, check=False
+            )
+            lines = [*done.stdout.splitlines()[-1:], b"null"]
+            value = json.loads(result.read_text() if result.exists() else lines[0])
+            rewards.append(None if done.returncode or value is None else float(value["reward"]))
+    return rewards
+
+
+def bfcl_eval(name: str, args: Json, sessions: Sequence[Json]) -> list[float | None]:
+    """Return the verdicts of the leaderboard's runner for what its OpenAI handler receives."""
+    runner, data = (
+        importlib.import_module(f"bfcl_eval.{part}") for part in ("eval_checker.eval_runner", "utils")
+    )
+    enums, model = importlib.import_module("bfcl_eval.constants.enums"), "openbmb/MiniCPM-SALA-FC"
+    language = {"simple_java": "JAVA", "simple_javascript": "JAVASCRIPT"}.get(name, "PYTHON")
+    entries, is_relevance = data.load_dataset_entry(name), data.is_relevance_or_irrelevance(name)
+    answers = [] if is_relevance else data.load_ground_truth_entry(name)
+    rewards: list[float | None] = []
+    for session in sessions:
+        entry = entries[session["data"]["index"]]
+        with replayed(session["replies"]) as url:
+            os.environ |= {"OPENAI_BASE_URL": f"{url}/v1", "OPENAI_API_KEY": "none"}
+            handler = runner.get_handler(model)
+            result, _ = handler.inference(copy.deepcopy(entry), False, True)
+        if is_relevance:
+            checked = runner._evaluate_single_relevance_entry(
+                handler, entry["id"], result, entry, model, name
+            )
+        else:
+            checked = runner._evaluate_single_ast_entry(
+                handler,
+                entry["id"],
+                result,
+                answers[session["data"]["index"]]["ground_truth"],
+                entry,
+                model,
+                name,
+                enums.Language[language],
+                enums.ReturnFormat[language],
+            )
+        rewards.append(float(checked["valid"]))
+    return rewards
+
+
+def ors_sdk(name: str, args: Json, sessions: Sequence[Json]) -> list[float | None]:
+    """Return the sums of the rewards that the client of `ors` receives from the server of `MODULE:CLASS`."""
+    module, _, kind = name.partition(":")
+    client, errors = importlib.import_module("ors.client"), importlib.import_module("ors.client._types")
+    program = f"from ors import Server; from {module} import {kind}; Server([{kind}]).run(port=%d)"
+    with server_of(["-c", program], args.get("folder")) as url, client.ORS(base_url=url) as connection:
+        environment = connection.environment(kind.lower())
+        rewards: list[float | None] = []
+        for session in sessions:
+            total = 0.0
+            task = environment.list_tasks(split=session["data"]["split"])[session["data"]["index"]]
+            with environment.session(task=task) as opened:
+                for call in [call for reply in session["replies"] for call in reply.get("tool_calls") or ()]:
+                    with contextlib.suppress(ValueError, errors.ToolCallError):  # not a call of a tool
+                        result = opened.call_tool(
+                            call["function"]["name"], json.loads(call["function"]["arguments"])
+                        )
+                        total += float(result.reward or 0.0)
+            rewards.append(total)
+    return rewards
+
+
+@contextlib.contextmanager
+def replayed(replies: Sequence[Json]) -> Iterator[str]:
+    """Serve chat completions with the replies in turn, the last one repeatedly. Yield the root URL."""
+    remaining = list(reversed(replies))
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            message = remaining.pop() if len(remaining) > 1 else remaining[0]
+            finish = "tool_calls" if message.get("tool_calls") else "stop"
+            usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
+            choice = {"index": 0, "finish_reason": finish, "message": message}
+            answer = {"id": "0", "object": "chat.completion", "created": 0, "model": "replay"}
+            body = json.dumps({**answer, "choices": [choice], "usage": usage}).encode()
+            self.send_response(200)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()
+
+
+@contextlib.contextmanager
+def server_of(words: Sequence[str], folder: str | None) -> Iterator[str]:
+    """Run a server in Python, whose last word has `%d` for the port, and yield its URL."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, *words[:-1], words[-1] % port]
+    process = subprocess.Popen(  # noqa: S603  the server of the environment
+        command, cwd=folder, stdout=sys.stderr
+    )
+    deadline = time.monotonic() + _START_SECONDS
+    try:
+        while True:
+            try:
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5.0).close()
+                break
+            except OSError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.1)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.kill()
+        process.wait()
+
+
+RUNNERS = {
+    "reasoning-gym": reasoning_gym,
+    "textarena": textarena,
+    "verifiers-v0": verifiers_v0,
+    "verifiers-v1": verifiers_v1,
+    "gymnasium": gymnasium,
+    "skyrl-gym": skyrl_gym,
+    "inspect-ai": inspect_ai,
+    "openenv": openenv,
+    "agent": agent,
+    "bfcl-eval": bfcl_eval,
+    "ors-sdk": ors_sdk,
+}
 
 if __name__ == "__main__":
     request = json.load(sys.stdin)
+    sys.path[:0] = request["path"]
     result = RUNNERS[request["runner"]](request["name"], request["args"], request["sessions"])
     sys.stdout.write("\n" + json.dumps(result) + "\n")
