@@ -337,7 +337,7 @@ def parity(row: Mapping[str, Any], environment: Opened) -> dict[str, Any]:
         "sessions": len(sessions),
         "replies": sum(len(session.replies) for session in sessions),
         "equal": len(ended) - len(differ),
-        "differ": differ[:5],
+        "differ": differ,
         "not_ended": len(pairs) - len(ended),
         "errors": len(errors),
         **({"first_error": str(errors[0])[:200]} if errors else {}),
@@ -376,34 +376,25 @@ def recorded_sessions(row: Mapping[str, Any], opened: Opened) -> list[Session]:
 
 
 def table(results: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return the results as a table of Markdown."""
-    lines = [
-        "| environment | package | trained: turns, tokens | log-probs | rewards equal | values | note |",
-        "|---|---|---|---:|---|---:|---|",
-    ]
-    for name, result in results.items():
-        if "error" in result:
-            lines.append(f"| `{name}` | | | | | | {result['error'].splitlines()[-1][:120]} |")
-            continue
-        trained, compared = result["trained"], result["parity"]
-        ended = compared.get("equal", 0) + len(compared.get("differ", ()))
-        cells = [
-            f"`{name}`",
-            result["version"],
-            f"{trained['turns']}, {trained['sampled_tokens']}",
-            f"{trained['logprob_error']:.0e}",
-            "-" if "no_home" in compared else f"{compared['equal']} of {ended}",
-            str(compared.get("distinct_rewards", "-")),
-            result.get("note", "") or compared.get("no_home", ""),
-        ]
-        lines.append(f"| {' | '.join(cells)} |")
-    good = [result for result in results.values() if "trained" in result]
-    kinds = Counter(result["ecosystem"] for result in good)
-    equal = sum(result["parity"].get("equal", 0) for result in good)
-    differ = sum(len(result["parity"].get("differ", ())) for result in good)
-    counts = ", ".join(f"{kind} {count}" for kind, count in kinds.items())
-    summary = f"{len(good)} environments trained ({counts}); {equal} rewards equal, {differ} differ."
-    return "\n".join([*lines, "", summary])
+    """Return the results by library as a table of Markdown, and the environments without a result."""
+    header = ("library", "environments", "turns", "tokens", "rewards equal", "differ", "no reward", "values")
+    lines = [f"| {' | '.join(header)} |", "|---|---|---:|---:|---:|---:|---:|---|"]
+    good = {name: result for name, result in results.items() if "error" not in result}
+    for ecosystem, group in itertools.groupby(good.items(), lambda item: item[1]["ecosystem"]):
+        rows = dict(group)
+        versions = sorted({row["version"] for row in rows.values()})
+        shown = [name.partition("/")[2] if name.startswith(f"{ecosystem}/") else name for name in rows]
+        compared = [row["parity"] for row in rows.values()]
+        values = [str(one.get("distinct_rewards", "-")) for one in compared]
+        cells = [f"{ecosystem} ({', '.join(versions)})", ", ".join(f"`{name}`" for name in shown)]
+        for key in ("turns", "sampled_tokens"):
+            cells.append(f"{sum(row['trained'][key] for row in rows.values()):,}")
+        cells.append(f"{sum(one.get('equal', 0) for one in compared):,}")
+        cells.append(str(sum(len(one.get("differ", ())) for one in compared)))
+        cells.append(str(sum(one.get("not_ended", 0) + one.get("errors", 0) for one in compared)))
+        lines.append(f"| {' | '.join([*cells, ', '.join(values)])} |")
+    failed = [f"{name}: {result['error'][-300:]}" for name, result in results.items() if "error" in result]
+    return "\n".join([*lines, "", f"{len(good)} environments", *failed])
 
 
 if __name__ == "__main__":

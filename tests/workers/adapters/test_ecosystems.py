@@ -8,7 +8,6 @@ import contextlib
 import itertools
 import json
 import random
-import re
 import shutil
 import socket
 import sqlite3
@@ -19,6 +18,7 @@ import urllib.request
 from collections import Counter
 
 import pytest
+from benchmarks.ecosystems import environment_of, parity, table_rows
 from tests.workers.adapters.scripted import Speaker, call, multiplier, opened, play
 from tests.workers.adapters.test_played import PACKAGES, own_scores
 from tests.workers.adapters.venvs import python_of
@@ -40,42 +40,14 @@ def chosen(words, seed=0):
     return lambda *_: generator.choice(words)
 
 
-GYMNASIUM = {
-    "FrozenLake-v1": ("left down right up", {"map_name": "8x8"}),
-    "Taxi-v4": ("south north east west pickup dropoff", {"is_rainy": True}),
-    "Blackjack-v1": ("stick hit", {"natural": True, "sab": False}),
-    "CliffWalking-v1": ("up right down left", {"max_steps": 40}),
-    "CartPole-v1": ("0 1", {}),
-}
+ROWS = table_rows()
+COMPARED = [name for name, row in ROWS.items() if row["ecosystem"] in ("gymnasium", "inspect-ai", "ors-sdk")]
 
 
-@pytest.mark.parametrize("name", GYMNASIUM)
-def test_gymnasium(name):
-    """A reply without an action costs 1, and does not reach the environment."""
-    python, (names, args) = python_of("gymnasium"), GYMNASIUM[name]
-    words = [*names.split(), *(f"Then {word.upper()}." for word in names.split()), "hm"]
-    played = play(opened(f"gymnasium/{name}", python, args), chosen(words), tasks=20)
-    settings = {"max_episode_steps" if key == "max_steps" else key: value for key, value in args.items()}
-    replies = [[message["content"] for message in speaker.said] for _, speaker, _ in played]
-    actions = [[text.lower().strip(".").split()[-1] for text in said] for said in replies]
-    job = [
-        {
-            "seed": task.data["seed"],
-            "settings": settings,
-            "actions": [names.split().index(word) for word in said if word != "hm"],
-        }
-        for (task, _, _), said in zip(played, actions, strict=True)
-    ]
-    assert sum(map(len, replies)) >= 20
-    own = own_scores(python, "gymnasium_scores.py", name, job=job)
-    for (_, speaker, outcome), said, scores in zip(played, actions, own, strict=True):
-        assert outcome.error is None
-        remaining = iter(scores)
-        expected = [-1.0 if word == "hm" else next(remaining) for word in said]
-        assert list(outcome.turn_rewards) == expected
-        assert outcome.reward == pytest.approx(sum(expected))
-        assert next(remaining, None) is None
-        assert_only_extended(speaker)
+@pytest.mark.parametrize("name", [*COMPARED, "agent of openai-agents", "bfcl-eval/simple_python"])
+def test_rewards_are_those_of_the_library(name, tmp_path):
+    compared = parity(ROWS[name], environment_of(ROWS[name], tmp_path / "tasks.jsonl"))
+    assert (compared["differ"], compared["errors"], compared["equal"]) == ([], 0, 50)
 
 
 def sql_database(folder):
@@ -138,57 +110,6 @@ def test_skyrl_gym(name, tmp_path):
             assert_only_extended(speaker)
             rewards.append(outcome.reward)
     assert len(set(rewards)) > 1
-
-
-def inspect_say(seed):
-    """Return a policy that calls a tool with random arguments, twice at most, or says a number."""
-    generator = random.Random(seed)
-
-    def say(messages, tools, turn):
-        if not tools or turn == 2 or generator.random() < 0.3:
-            heard = str([m["content"] for m in messages if m["role"] != "assistant"])
-            numbers = ["1", *re.findall(r"\d+", heard)]
-            return generator.choice([*numbers, "ANSWER: B", "ANSWER: A", "none", str(2 * int(numbers[-1]))])
-        function = generator.choice(tools)["function"]
-        kinds = {name: given["type"] for name, given in function["parameters"]["properties"].items()}
-        words = ["team", "billing", "internal", "urgent", "spam"]
-        values = {
-            name: generator.randint(0, 9) if kind == "integer" else generator.choice(words)
-            for name, kind in kinds.items()
-        }
-        return call(function["name"], values, turn)
-
-    return say
-
-
-GRADES = {"C": 1.0, "I": 0.0}
-INSPECT = [
-    *(f"{PACKAGES}/inspect_tasks.py@{name}" for name in ("sums", "products", "choices", "spoken")),
-    *(f"inspect_evals/agent_threat_bench_{name}" for name in ("memory_poison", "data_exfil")),
-    "inspect_evals/agent_threat_bench_autonomy_hijack",
-]
-
-
-@pytest.mark.parametrize("name", INSPECT, ids=lambda name: re.split("[@/]", name)[-1])
-def test_inspect_ai(name):
-    python = python_of("inspect-ai")
-    replies = 0
-    for seed in range(2):
-        played = play(opened(f"inspect-ai/{name}", python), inspect_say(seed), tasks=10)
-        own = own_scores(python, "inspect_ai_scores.py", name, job=[speaker.said for _, speaker, _ in played])
-        for (_, speaker, outcome), home in zip(played, own, strict=True):
-            assert outcome.error is None
-            values = {}
-            for score, value in home["values"].items():
-                parts = value if isinstance(value, dict) else {None: value}
-                values |= {f"{score}.{key}" if key else score: v for key, v in parts.items()}
-            assert outcome.components == {name: GRADES.get(value, value) for name, value in values.items()}
-            assert outcome.reward == next(iter(outcome.components.values()))
-            if speaker.said[-1].get("tool_calls") is None:
-                assert len(speaker.heard[-1]) + 1 == home["messages"]
-            assert_only_extended(speaker)
-            replies += len(speaker.said)
-    assert replies >= 12
 
 
 def test_inspect_ai_splits_scores_and_limits():
