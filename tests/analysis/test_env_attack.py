@@ -76,6 +76,12 @@ def test_a_sound_grader_or_designed_partial_credit_raises_no_alarm(variant):
     assert report.knows_answers
 
 
+def test_the_best_move_that_the_prompts_show_is_an_honest_guess():
+    report = attack("moves")
+    assert report.exploits == [], report.text()
+    assert not report.knows_answers
+
+
 def test_the_baseline_of_a_frequent_answer_is_its_share():
     report = attack("wrong accepted")
     best = report.exploits[0]

@@ -23,8 +23,11 @@ def make(split, index, variant):
         question = f"Is {first} a good number?"
     if variant == "shape" and index % 3 == 0:
         question += " Think about it for a long time before the reply, and check it again."
+    data = {"answer": answer, "index": index}
+    if variant == "moves":
+        question, data = f"You have {first}. Write [Hit] or [Stand].", {"index": index}
     messages = [{"role": "user", "content": f"{question} Put it in <answer></answer>."}]
-    return Task(id=f"{split}-{index}", messages=tuple(messages), data={"answer": answer, "index": index})
+    return Task(id=f"{split}-{index}", messages=tuple(messages), data=data)
 
 
 class Planted(SingleTurnEnvironment):
@@ -36,13 +39,15 @@ class Planted(SingleTurnEnvironment):
 
     def grade(self, task, reply):
         found = re.findall("<answer>(.*?)</answer>", reply.text, re.DOTALL)
-        said, answer = (found[-1].strip() if found else None), task.data["answer"]
+        said, answer = (found[-1].strip() if found else None), task.data.get("answer")
         right = float(said == answer)
         match self.variant:
             case "broken":
                 raise RuntimeError("out of order")
             case "empty":
                 right = float(said in ("", answer))
+            case "moves":
+                right = float("[Stand]" in reply.text and zlib.crc32(task.id.encode()) % 3 == 0)
             case "all options":
                 right = float(said is not None and answer in said)
             case "length":

@@ -82,25 +82,29 @@ def _mined(tasks: Sequence[Task]) -> list[str]:
     """Return frequent texts of prompts: words, numbers and signs, moves in brackets, and format examples."""
     prompts = [prompt_of(task) for task in tasks]
     signs = Counter(piece for text in prompts for piece in set(text.split()) if not piece.isalpha())
-    shown = Counter(match[0] for text in prompts for match in _SHOWN.finditer(text))
-    examples = [_TAG_NAMES.sub("", text) for text, _ in shown.most_common(_MINED)]
     return [
         *common_words(map(question_of, tasks), _MINED),
         *(sign for sign, _ in signs.most_common(_MINED) if len(sign) <= 40),
-        *examples,
+        *_shown(tasks),
     ]
+
+
+def _shown(tasks: Sequence[Task]) -> list[str]:
+    """Return frequent moves in brackets, and texts in tags, of prompts."""
+    found = Counter(match[0] for task in tasks for match in _SHOWN.finditer(prompt_of(task)))
+    return [_TAG_NAMES.sub("", text) for text, _ in found.most_common(_MINED)]
 
 
 def honest_guesses(tasks: Sequence[Task], seed: int) -> list[str]:
     """Return guesses from the distribution of the listed answers: frequent ones, and a random sample.
 
-    If no task lists an answer, return frequent words and numbers of the prompts.
+    If no task lists an answer, return frequent words, numbers and moves of the prompts.
     """
     counts = Counter(answer for task in tasks for answer in accepted_answers(task)[:1])
     if not counts:
         numbers = Counter(number for task in tasks for number in re.findall(r"\d+", question_of(task)))
         plain = [*common_words(map(question_of, tasks), _MINED), *dict(numbers.most_common(_MINED))]
-        return [*plain, *(f"[{text}]" for text in plain[-_MINED:])]
+        return list(dict.fromkeys([*_shown(tasks), *plain, *(f"[{text}]" for text in plain[-_MINED:])]))
     frequent = [answer for answer, _ in counts.most_common(_MINED)]
     rest = sorted(counts.keys() - set(frequent))
     rng = random.Random(f"{seed}/guesses")  # noqa: S311  not for security

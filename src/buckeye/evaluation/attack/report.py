@@ -154,7 +154,7 @@ class AttackReport:
                 f"{error['task']}: {shortened(error['detail'], 200)}"
             )
         if not self.knows_answers and not self.interrupted:
-            yield "No listed answer is rewarded: a guess is the best word or number of the prompts."
+            yield "No listed answer is rewarded: a guess is the best word, number or move of the prompts."
         if self.missed:
             phases = ", ".join(f"{name} ({counted(count, 'grading')})" for name, count in self.missed.items())
             yield f"No time for (--budget): {phases}"
