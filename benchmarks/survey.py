@@ -3,8 +3,8 @@
     python -m benchmarks.survey [LIBRARY ...] [--folder DIR]
 
 Rows go to `benchmarks/results/environments.jsonl`; `make reference` makes docs/reference/environments.md of
-them. Environments with a row in DIR are not tried again. Install the libraries with `buckeye env install`.
-skyrl-gym has no tasks, so this program makes some.
+them. Environments with a row are not tried again: delete rows to repeat them. Install the libraries with
+`buckeye env install`. skyrl-gym has no tasks, so this program makes some.
 """
 
 from __future__ import annotations
@@ -101,12 +101,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--folder", type=Path, default=ROOT / ".cache" / "survey")
     given = parser.parse_args(argv)
     given.folder.mkdir(parents=True, exist_ok=True)
+    rows = given.folder / "survey.jsonl"
+    rows.write_text(ROWS.read_text("utf-8"), encoding="utf-8")
     for library in given.libraries:
         ids = environments_of(library)
         for env_id in ids:
             args = skyrl_args(env_id, given.folder) if library == "skyrl-gym" else None
             survey([env_id], given.folder, options(library, args), lambda text: print(text, flush=True))
-        ROWS.write_text((given.folder / "survey.jsonl").read_text("utf-8"), encoding="utf-8")
+            ROWS.write_text(rows.read_text("utf-8"), encoding="utf-8")
 
 
 if __name__ == "__main__":

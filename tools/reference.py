@@ -195,12 +195,18 @@ def _vllm_state(family: str, texts: Mapping[str, list[str]]) -> str:
 
 def environments() -> str:
     """Return the page of the survey of published environments, with the defects of their graders."""
-    from buckeye.evaluation.certify.survey import survey_table
+    from buckeye.evaluation.certify.survey import shown_exploit, survey_table
 
     rows = [json.loads(line) for line in _SURVEY.read_text(encoding="utf-8").splitlines()]
     rows.sort(key=lambda row: row["environment"])
     summary = [_survey_summary(name, list(own)) for name, own in groupby(rows, _library)]
-    defects = [_defect(row, row["attack"]["exploits"][0]) for row in rows if row["attack"].get("exploits")]
+    exploits = [(row["environment"], row["attack"]["exploits"][0]) for row in rows if _has_exploit(row)]
+    designed = [
+        (env_id, shown_exploit(found), f"{found['reward']:.2f}", TEXTS["designed"][env_id])
+        for env_id, found in exploits
+        if env_id not in TEXTS["defects"]
+    ]
+    defects = [_defect(env_id, found) for env_id, found in exploits if env_id in TEXTS["defects"]]
     errors = [
         (row["environment"], error["kind"], f"`` {shortened(repr(error['reply']), 60)} ``", error["detail"])
         for row in rows
@@ -215,8 +221,9 @@ def environments() -> str:
         for name, detail in row["certificate"]["findings"].items()
     ]
     parts = [
-        _table(("library", "environments", "pass", "warn", "fail", "not run", "exploits"), summary),
+        _table(("library", "environments", "pass", "warn", "fail", "not run", "defects"), summary),
         "\n\n".join(("## Defects", TEXTS["intros"]["defects"].strip(), *defects)),
+        "## Designed rewards\n\n" + _table(("environment", "reply", "reward", "design"), designed),
         "## Replies that break a grader\n\n" + _table(("environment", "result", "reply", "error"), errors),
         "## Findings of certificates\n\n"
         + _table(("environment", "certificate", "check", "measured"), findings),
@@ -234,15 +241,19 @@ def _survey_summary(library: str, rows: Sequence[Mapping[str, Any]]) -> tuple[st
     verdicts = [row["certificate"]["verdict"] for row in rows]
     versions = sorted({row["certificate"].get("version") for row in rows} - {None})
     counts = [len(rows), *(verdicts.count(name) for name in ("pass", "warn", "fail", "not run"))]
-    exploits = sum(bool(row["attack"].get("exploits")) for row in rows)
+    exploits = sum(_has_exploit(row) and row["environment"] in TEXTS["defects"] for row in rows)
     return " ".join((library, *versions)), *map(str, (*counts, exploits))
 
 
-def _defect(row: Mapping[str, Any], exploit: Mapping[str, Any]) -> str:
+def _has_exploit(row: Mapping[str, Any]) -> bool:
+    return bool(row["attack"].get("exploits"))
+
+
+def _defect(env_id: str, exploit: Mapping[str, Any]) -> str:
     """Return a defect with its cause, which a person found in the source, and lines that show it."""
-    env_id, where = row["environment"], "" if exploit["label"] == "all tasks" else f" for {exploit['label']}"
-    code = TEXTS["defect_code"][_library(row)].strip()
-    texts = {"NAME": env_id.partition("/")[2], "REPLY": exploit["text"]}
+    library, _, name = env_id.partition("/")
+    where = "" if exploit["label"] == "all tasks" else f" for {exploit['label']}"
+    code, texts = TEXTS["defect_code"][library].strip(), {"NAME": name, "REPLY": exploit["text"]}
     for word, text in texts.items():
         code = code.replace(word, json.dumps(text, ensure_ascii=False))
     rewards = f"Reward{where}: {exploit['reward']:.2f}; a guess: {exploit['baseline']:.2f}."
