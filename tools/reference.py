@@ -214,10 +214,11 @@ def environments() -> str:
         if row["environment"] in TEXTS["grader_errors"]
     ]
     findings = [
-        (row["environment"], verdict, name, re.split("; (?:reply|for example) ", detail)[0])
+        (row["environment"], verdict, name, re.split("; (?:reply|for example) ", detail)[0], cause)
         for verdict in ("fail", "warn")
         for row in rows
         if row["certificate"]["verdict"] == verdict
+        for cause in (TEXTS["failures"][row["environment"]] if verdict == "fail" else "",)
         for name, detail in row["certificate"]["findings"].items()
     ]
     parts = [
@@ -226,7 +227,7 @@ def environments() -> str:
         "## Designed rewards\n\n" + _table(("environment", "reply", "reward", "design"), designed),
         "## Replies that break a grader\n\n" + _table(("environment", "result", "reply", "error"), errors),
         "## Findings of certificates\n\n"
-        + _table(("environment", "certificate", "check", "measured"), findings),
+        + _table(("environment", "certificate", "check", "measured", "cause"), findings),
         "## All environments\n\n" + survey_table(rows).strip(),
     ]
     return _page("Published environments", TEXTS["intros"]["environments"], parts)
