@@ -23,6 +23,7 @@ from buckeye.trainer.model.adapter_files import (
     merge_adapter,
 )
 from buckeye.trainer.model.policy import PolicyNetwork, load_policy
+from buckeye.trainer.model.trainable import longest_sample
 from buckeye.trainer.output.hf_directory import read_tokenizer_files, save_model, write_tokenizer_files
 from buckeye.transport.checkpoint import MODEL_DIRECTORY
 
@@ -144,7 +145,8 @@ class _Reference:
     def __init__(
         self, model: _Distributions, tokenizer: Path, passages: ComparisonTexts, config: Any
     ) -> None:
-        context = min(_CONTEXT, getattr(config, "max_position_embeddings", _CONTEXT))
+        limits = (getattr(config, "max_position_embeddings", None), longest_sample(config.to_dict()))
+        context = min([_CONTEXT, *(limit for limit in limits if limit is not None)])
         token_ids = [ids[-context:] for ids in _token_ids(passages, tokenizer) if ids]
         self._source = passages.source if token_ids else "arbitrary token ids (the run has no texts)"
         self._passages = token_ids or [
