@@ -310,6 +310,7 @@ REFUSED = {
     "key heads without effect": ("BK-MODEL-DAMAGED", "deepseek_v3", {"num_key_value_heads": 2}),
     "head size without effect": ("BK-MODEL-DAMAGED", "deepseek_v3", {"head_dim": 16}),
     "no multi-query": ("BK-MODEL-DAMAGED", "falcon", {"multi_query": False}),
+    "cache of other layers": ("BK-MODEL-DAMAGED", "hrm_text", {"num_layers_per_stack": 3}),
     "no cache": ("BK-MODEL-UNSUPPORTED", "openai-gpt", {}),
     "memory instead of a cache": ("BK-MODEL-UNSUPPORTED", "xlnet", {}),
     "decoder of images": ("BK-MODEL-UNSUPPORTED", "trocr", {}),
