@@ -5,12 +5,13 @@
 
 A recipe is a folder. The comment at the top of its `run.toml` has its commands; this program runs these,
 in a copy of the folder. The commands before `rl` run once, so all seeds share the start model. Existing
-results are reused. A run that others disturb takes longer, so the table has processor time.
+results of an unchanged recipe are reused. The table has processor time, since other programs delay a run.
 """
 
 from __future__ import annotations
 
 import argparse
+import filecmp
 import json
 import os
 import re
@@ -65,8 +66,10 @@ def commands(recipe: Path) -> tuple[list[str], list[str]]:
 
 
 def prepare(recipe: Path, folder: Path) -> None:
-    """Copy a recipe to `folder`, and run the commands before its training."""
-    if (folder / "prepared.json").exists():
+    """Copy a recipe to `folder`, and run the commands before its training, unless it is done."""
+    files = [file.name for file in recipe.iterdir() if file.is_file() and file.name != "expected.json"]
+    is_current = filecmp.cmpfiles(recipe, folder, files, shallow=False)[0] == files
+    if is_current and (folder / "prepared.json").exists():
         return
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(recipe, folder, ignore=shutil.ignore_patterns("outputs", "expected.json"))

@@ -92,6 +92,15 @@ def test_interval_of_known_values():
     )
 
 
+def test_a_changed_recipe_is_prepared_again(tmp_path):
+    recipe, folder = tmp_path / "recipe", tmp_path / "copy"
+    recipe.mkdir()
+    for text in ("first", "first", "second"):
+        (recipe / "run.toml").write_text(f"#   echo {text} >> made.txt\n#   rl @ run.toml\n")
+        recipes.prepare(recipe, folder)
+        assert (folder / "made.txt").read_text() == f"{text}\n"
+
+
 def test_the_fastest_recipe_trains_for_some_steps(tmp_path, monkeypatch):
     folder = copy_of("letters", tmp_path / "letters")
     monkeypatch.chdir(folder)
