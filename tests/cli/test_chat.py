@@ -11,7 +11,11 @@ class Parrot:
     def __init__(self):
         self.asked = []
 
+    async def context_length(self):
+        return 64
+
     async def complete(self, body):
+        assert body["max_tokens"] == 64
         self.asked.append(body["messages"][-1]["content"])
         return {"choices": [{"message": {"content": "yes"}}]}
 

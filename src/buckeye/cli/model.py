@@ -126,6 +126,7 @@ async def _chat(model: str, prompt: str | None, temperature: float, max_tokens: 
             server = await stack.enter_async_context(
                 model_server(str(path), None, "", timeout=_REPLY_SECONDS, max_concurrent=1)
             )
+        max_tokens = min(max_tokens, await server.context_length())
         messages: list[dict[str, str]] = []
         if prompt is None:
             typer.echo("To exit: /exit, an empty line or Ctrl-D", err=True)

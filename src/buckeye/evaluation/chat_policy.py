@@ -88,6 +88,11 @@ class ChatServer:
     refusal: InferenceError | None = None
     has_responded: bool = False
 
+    async def context_length(self) -> int:
+        """Return the number of tokens of prompt and reply that a server of Buckeye or vLLM accepts."""
+        response = await self.client.get(f"{self.base_url}/models")
+        return int(response.raise_for_status().json()["data"][0]["max_model_len"])
+
     async def complete(self, body: Mapping[str, Any]) -> dict[str, Any] | None:
         """Return the response to one chat completion; None if the conversation is too long for the model.
 
