@@ -331,6 +331,7 @@ def parity(row: Mapping[str, Any], environment: Opened) -> dict[str, Any]:
     rewards = home_rewards(home, environment.args, scored)
     pairs = [(float(s.outcome.reward or 0.0), reward) for s, reward in zip(scored, rewards, strict=True)]
     ended = [(ours, theirs) for ours, theirs in pairs if theirs is not None]
+    assert ended, "the library gives no reward for any session"
     differ = [pair for pair in ended if abs(pair[0] - pair[1]) > TOLERANCE]
     errors = [s.outcome.error for s in sessions if s.outcome.reward is None]
     return {

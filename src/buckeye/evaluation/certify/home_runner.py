@@ -122,14 +122,16 @@ def verifiers_v1(name: str, args: Json, sessions: Sequence[Json]) -> list[float 
     vf = importlib.import_module("verifiers.v1")
     os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)
     settings = {key: value for key, value in args.items() if key not in ("harness", "eval", "limit")}
+    places = asyncio.Semaphore(8)
 
     async def reward(environment: Any, session: Json) -> float | None:
         task_type = type(environment.taskset).task_type()
         data = task_type.data_type().model_validate(session["data"]["task"])
         (slot,) = environment.slots(task_type(data, environment.config.taskset.task))
-        with replayed(session["replies"]) as url:
-            client = vf.EvalClientConfig(base_url=f"{url}/v1", api_key_var="OPENAI_API_KEY")
-            episode = await environment.run_slot(slot, vf.ModelContext(model="replay", client=client))
+        async with places:
+            with replayed(session["replies"]) as url:
+                client = vf.EvalClientConfig(base_url=f"{url}/v1", api_key_var="OPENAI_API_KEY")
+                episode = await environment.run_slot(slot, vf.ModelContext(model="replay", client=client))
         (trace,) = episode.traces
         return None if trace.errors else float(trace.reward)
 
@@ -138,7 +140,7 @@ def verifiers_v1(name: str, args: Json, sessions: Sequence[Json]) -> list[float 
         config = vf.resolve_env_config({"taskset": {"id": name, **settings}, "agent": agent})
         environment = vf.load_environment(config)
         async with environment.serving():
-            return [await reward(environment, session) for session in sessions]
+            return await asyncio.gather(*(reward(environment, session) for session in sessions))
 
     os.environ["OPENAI_API_KEY"] = "none"
     return asyncio.run(rewards())
@@ -329,15 +331,23 @@ def replayed(replies: Sequence[Json]) -> Iterator[str]:
             pass
 
         def do_POST(self) -> None:
-            self.rfile.read(int(self.headers["Content-Length"]))
+            request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             message = remaining.pop() if len(remaining) > 1 else remaining[0]
             finish = "tool_calls" if message.get("tool_calls") else "stop"
             usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
-            choice = {"index": 0, "finish_reason": finish, "message": message}
-            answer = {"id": "0", "object": "chat.completion", "created": 0, "model": "replay"}
-            body = json.dumps({**answer, "choices": [choice], "usage": usage}).encode()
+            choice: Json = {"index": 0, "finish_reason": finish}
+            answer = {"id": "0", "object": "chat.completion", "created": 0, "model": "replay", "usage": usage}
+            if request.get("stream"):
+                calls = [{"index": n, **call} for n, call in enumerate(message.get("tool_calls") or ())]
+                choice["delta"] = {**message, **({"tool_calls": calls} if calls else {})}
+                answer |= {"object": "chat.completion.chunk", "choices": [choice]}
+                body = b"data: %s\n\ndata: [DONE]\n\n" % json.dumps(answer).encode()
+            else:
+                choice["message"] = message
+                body = json.dumps({**answer, "choices": [choice]}).encode()
             self.send_response(200)
-            self.send_header("Content-Type", "application/json")
+            kind = "text/event-stream" if request.get("stream") else "application/json"
+            self.send_header("Content-Type", kind)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
