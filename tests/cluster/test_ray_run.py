@@ -67,7 +67,8 @@ def test_inference_on_lost_node_is_restarted_alone(project, cluster):
     )
     cluster.start_node(second)
     back = (output / "logs" / "orchestrator.stdout").read_text
-    wait_until(lambda: f"http://{second.address}" in back() and "is used again" in back(), SECONDS, "it is back")
+    used = f"http://{second.address}:"
+    wait_until(lambda: used in back() and "is used again" in back(), SECONDS, "its server is used again")
     said = project.run("rl", "stop", "outputs/replica", core=first.core)
     assert said.returncode == 0, said.stdout + said.stderr
     assert running.wait(SECONDS) == 130, log.read_text()
