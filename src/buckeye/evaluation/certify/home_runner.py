@@ -268,7 +268,8 @@ def bfcl_eval(name: str, args: Json, sessions: Sequence[Json]) -> list[float | N
     )
     enums, model = importlib.import_module("bfcl_eval.constants.enums"), "openbmb/MiniCPM-SALA-FC"
     language = {"simple_java": "JAVA", "simple_javascript": "JAVASCRIPT"}.get(name, "PYTHON")
-    entries, is_relevance = data.load_dataset_entry(name), data.is_relevance_or_irrelevance(name)
+    entries = data.load_dataset_entry(name, include_language_specific_hint=False)
+    prompts, is_relevance = data.load_dataset_entry(name), data.is_relevance_or_irrelevance(name)
     answers = [] if is_relevance else data.load_ground_truth_entry(name)
     rewards: list[float | None] = []
     for session in sessions:
@@ -276,7 +277,8 @@ def bfcl_eval(name: str, args: Json, sessions: Sequence[Json]) -> list[float | N
         with replayed(session["replies"]) as url:
             os.environ |= {"OPENAI_BASE_URL": f"{url}/v1", "OPENAI_API_KEY": "none"}
             handler = runner.get_handler(model)
-            result, _ = handler.inference(copy.deepcopy(entry), False, True)
+            prompt = copy.deepcopy(prompts[session["data"]["index"]])
+            result, _ = handler.inference(prompt, False, True)
         if is_relevance:
             checked = runner._evaluate_single_relevance_entry(
                 handler, entry["id"], result, entry, model, name

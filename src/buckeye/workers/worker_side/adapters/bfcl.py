@@ -44,7 +44,10 @@ class BFCL(Adapter):
             )
         data = _module("utils")
         self._is_relevance = data.is_relevance_or_irrelevance(self._category)
-        self._entries = data.load_dataset_entry(self._category)[: args.get("limit")]
+        self._prompts, self._entries = (  # the checker needs the types before they become texts
+            data.load_dataset_entry(self._category, include_language_specific_hint=hint)[: args.get("limit")]
+            for hint in (True, False)
+        )
         self._answers = [] if self._is_relevance else data.load_ground_truth_entry(self._category)
         self._runner = _module("eval_checker.eval_runner")
         handler = _module("model_handler.api_inference.openai_completion").OpenAICompletionsHandler
@@ -55,14 +58,14 @@ class BFCL(Adapter):
         return {"name": f"{PREFIX}{self._category}", "splits": ["train"]}
 
     def tasks(self, split: str) -> Iterator[Json]:
-        entries = {"train": self._entries}[split]
+        entries = {"train": self._prompts}[split]
         return (
             {"id": entry["id"], "messages": entry["question"][0], "data": {"index": index}}
             for index, entry in enumerate(entries)
         )
 
     async def rollout(self, task: Json, endpoint: Json, context: Json) -> Json:
-        entry = self._entries[task["data"]["index"]]
+        entry = self._prompts[task["data"]["index"]]
         tools = _module("model_handler.utils").convert_to_tool(
             entry["function"],
             _module("constants.type_mappings").GORILLA_TO_OPENAPI,
