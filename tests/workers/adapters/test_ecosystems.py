@@ -44,7 +44,7 @@ ROWS = table_rows()
 COMPARED = [name for name, row in ROWS.items() if row["ecosystem"] in ("gymnasium", "inspect-ai", "ors-sdk")]
 
 
-@pytest.mark.parametrize("name", [*COMPARED, "agent of openai-agents", "bfcl-eval/simple_java"])
+@pytest.mark.parametrize("name", [*COMPARED, "bfcl-eval/simple_java"])
 def test_rewards_are_those_of_the_library(name, tmp_path):
     compared = parity(ROWS[name], environment_of(ROWS[name], tmp_path / "tasks.jsonl"))
     assert (compared["differ"], compared["errors"], compared["equal"]) == ([], 0, 50)
