@@ -54,10 +54,21 @@ QUICK = (
         "stablelm",
         "starcoder2",
     ),
-    *("gemma", "gemma2", "cohere", "cohere2", "nemotron", "glm4", "arcee", "mixtral", "deepseek_v3"),
+    *(
+        "gemma",
+        "gemma2",
+        "cohere",
+        "cohere2",
+        "nemotron",
+        "glm4",
+        "arcee",
+        "mixtral",
+        "deepseek_v3",
+        "phimoe",
+    ),
     "gpt_oss",
 )
-"""Families without a built-in decoder that cover all kinds of attention, positions and heads."""
+"""Families without a built-in decoder that cover all kinds of attention, positions, heads and routing."""
 
 
 _FIXED = ("token_id", "dropout", "init", "encoder", "cross_attention", "output_", "return_dict", "use_cache")

@@ -20,6 +20,7 @@ from buckeye.trainer.batch_loss import run_micro_batches
 from buckeye.trainer.data.chat_data import ChatFile, ChatFormat, ChatSample
 from buckeye.trainer.data.packing import pack_micro_batch
 from buckeye.trainer.learner import Learner, drop_non_finite, format_step
+from buckeye.trainer.model.policy import set_dropout
 from buckeye.trainer.output.writer import OutputWriter
 from buckeye.trainer.parallel.ranks import write_on_rank_zero
 from buckeye.trainer.setup import build_learner, find_resume_checkpoint, trainer_process
@@ -187,7 +188,7 @@ class SFTTrainer:
         With `train`, also accumulate this rank's part of the gradient.
         """
         divisor = max(1.0, float(sum(s.loss_mask.sum() for s in samples)))
-        self.learner.policy.model.train(train)  # an adapter may have dropout
+        set_dropout(self.learner.policy.model, active=train)
 
         def work(indices: Sequence[int]) -> dict[str, float]:
             return self._backward([samples[i] for i in indices], divisor)

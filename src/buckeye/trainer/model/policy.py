@@ -362,7 +362,6 @@ def make_policy(
             hint="set tie_word_embeddings to false in its config.json",
         )
     replace_norms(model)
-    disable_dropout(model)
     _enable_padding_gradient(model)
     if compute_dtype == "auto":
         packed = torch.uint8  # two parameters of 4 bits
@@ -381,7 +380,8 @@ def make_policy(
     use_flash = flash and not padded and dtype == torch.bfloat16 and flash_available(device)
     if flash and device.type == "cuda" and not use_flash and not padded:
         logger.info("Using torch's padded attention: no flash attention for this GPU and %s", dtype)
-    return PolicyNetwork(model.train(), device, compute_dtype=dtype, flash=use_flash, padded=padded)
+    disable_dropout(model.train())
+    return PolicyNetwork(model, device, compute_dtype=dtype, flash=use_flash, padded=padded)
 
 
 def _bitsandbytes_config(quantization: str) -> BitsAndBytesConfig:
@@ -427,3 +427,10 @@ def _enable_padding_gradient(model: PreTrainedModel) -> None:
     for module in model.modules():
         if isinstance(module, nn.Embedding):
             module.padding_idx = None
+
+
+def set_dropout(model: nn.Module, *, active: bool) -> None:
+    """Switch the dropout of an adapter on or off. The model itself has none (`disable_dropout`)."""
+    for name, module in model.named_modules():
+        if ".lora_dropout." in name:
+            module.train(active)

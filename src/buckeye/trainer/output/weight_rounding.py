@@ -20,7 +20,7 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from buckeye.errors import RunError
-from buckeye.trainer.model.policy import PolicyNetwork
+from buckeye.trainer.model.policy import PolicyNetwork, set_dropout
 from buckeye.transport.batches import Sample
 from buckeye.transport.weights import Canary
 
@@ -116,8 +116,7 @@ class RoundingMonitor:
         )
         names = {id(parameter): name for name, parameter in model.named_parameters()}
         total, positions = 0.0, 0
-        was_training = model.training
-        model.eval()
+        set_dropout(model, active=False)
         for sample in [s for s in samples if s.loss_mask[:_CONTEXT].any()][:_SAMPLES]:
             trained = _next_token_logprobs(exact, sample)
             with _use_stored_weights(model, names, self._store):
@@ -125,7 +124,7 @@ class RoundingMonitor:
                 stored = _next_token_logprobs(exact, sample, head)
             total += float((trained.exp() * (trained - stored)).sum(-1).double().sum())
             positions += len(trained)
-        model.train(was_training)
+        set_dropout(model, active=True)
         # rounding errors may make the mean negative
         return {"weights/served_kl": max(0.0, total / positions)} if positions else {}
 
@@ -158,8 +157,7 @@ def make_canary(
     forward passes. Ranks that share a model must not guess, because the number of passes must be equal.
     The dtype of the canary is the narrower one of the compute dtype and the `stored` dtype of the weights.
     """
-    was_training = policy.model.training
-    policy.model.eval()  # an adapter may have dropout
+    set_dropout(policy.model, active=False)
     prompt = prompt or canary_prompt({}, policy.model.config.vocab_size)
     tokens = list(guess) or [0] * _CANARY_TOKENS
     logprobs: list[float] = []
@@ -172,7 +170,7 @@ def make_canary(
         margins = (best.values[:, 0] - best.values[:, 1]).tolist()
         if guess and inputs == tokens[:-1]:
             break
-    policy.model.train(was_training)
+    set_dropout(policy.model, active=True)
     return Canary(
         dtype=str(min(policy.compute_dtype, stored, key=lambda dtype: dtype.itemsize)).removeprefix("torch."),
         prompt_ids=list(prompt),
