@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import signal
 import socket
 import sys
@@ -79,7 +78,6 @@ def _run(config: InferenceConfig, adapter: Path | None, rules: AccessRules) -> N
         serve_vllm(config, vllm, directory, rules=rules, cpu=cpu)
         return
     engine = load_engine(config, directory, adapter)
-    _check_logits(engine, directory)
     service = Service(
         engine,
         model_name=config.model.name,
@@ -177,18 +175,6 @@ def load_engine(config: InferenceConfig, directory: Path, adapter: Path | None =
         allocate=turns() is None,  # otherwise the trainer may use the device now
     )
     return Engine(Decoder(spec, weights, cache))
-
-
-@torch.inference_mode()
-def _check_logits(engine: Engine, directory: Path) -> None:
-    """Raise `InferenceError` if the first logits of a model are not finite."""
-    if not all(map(math.isfinite, engine.decoder.prompt_logprobs([1, 2, 3]))):
-        raise InferenceError(
-            "the model computes logits that are not finite",
-            code="BK-MODEL-DAMAGED",
-            at=str(directory / "config.json"),
-            hint="fetch or copy the model again, or use another dtype (inference.model.dtype)",
-        )
 
 
 def _load_general_engine(
