@@ -76,7 +76,7 @@ def test_write_is_retried_if_the_disk_becomes_full(disk, caplog):
     thread = _free_when_told(caplog, ballast)
     write_when_room(disk / "x", write, what="the thing", needed=0)
     thread.join()
-    assert len(tries) == 2
+    assert len(tries) >= 2
     assert [path.name for path in disk.iterdir()] == ["x"]
 
 

@@ -232,7 +232,7 @@ USABLE = {
     "several ends of text": generation('{"eos_token_id": [0, 2, 5]}'),
     "end of text outside of the vocabulary": generation('{"eos_token_id": [2, 5000]}'),
     "no end of text": no_eos,
-    "shorter positions": config(max_position_embeddings=32),
+    "no more positions than `seq_len`": config(max_position_embeddings=64),
 }
 
 

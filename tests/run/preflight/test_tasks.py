@@ -70,7 +70,7 @@ def test_start_refuses_unreachable_server(project):
 
 def test_dry_run_of_file_without_process_sections(project):
     (project.root / "run.toml").write_text(
-        f'''output_dir = "out"\nmax_steps = 2\nmodel = {{ name = "{project.model}" }}\n'''
+        f'''output_dir = "out"\nmax_steps = 2\nseq_len = 128\nmodel = {{ name = "{project.model}" }}\n'''
         """[[orchestrator.env]]\nid = "letters.py"\n"""
     )
     shown = project.here(project.argv("rl", "@", "run.toml", "--dry-run"))
