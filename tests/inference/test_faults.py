@@ -78,7 +78,7 @@ async def client_of(faulty):
 
 
 def not_all_checks_fail(faults):
-    """Six broken connections in a row, of which none may be a request, are a lost server."""
+    """Return True if a check of the health succeeds: six broken connections in a row are a lost server."""
     return sum(fault not in REPLIED for fault in faults) < 6
 
 
