@@ -38,8 +38,8 @@ def gateway_for(tmp_path, *urls, headers=None):
     (tmp_path / "tasks.json").write_text(json.dumps(task))
     return [
         EnvConfig(id="sub/deep/env.py"),
-        EnvConfig(id="harleycooper/dakota1890", args={"taskset": "no such file"}),
-        EnvConfig(id="buckeye/buckeye-vf-gym@1", args={"taskset": str(tmp_path / "tasks.json")}),
+        EnvConfig(id="harleycooper/dakota1890", args={"dataset": "no such file"}),
+        EnvConfig(id="buckeye/buckeye-vf-gym@1", args={"dataset": str(tmp_path / "tasks.json")}),
     ]
 
 
@@ -115,7 +115,7 @@ def test_gateway_ends_when_run_is_killed(tmp_path):
 def placed(tmp_path, *, url, placement):
     task = {"id": "one", "prompt": "Win.", "mcp_config": {"near": {"url": url}}}
     (tmp_path / "tasks.json").write_text(json.dumps({**task, "evaluate_tool": {"name": "evaluate"}}))
-    args = {"taskset": str(tmp_path / "tasks.json")}
+    args = {"dataset": str(tmp_path / "tasks.json")}
     return TrainEnvConfig(id="mcp", args=args, placement=placement)
 
 
@@ -167,7 +167,7 @@ def gym(runner):
         "HOME": str(runner.root),
     }
     runner.env.pop("BUCKEYE_API_KEY", None)
-    args = json.dumps({"taskset": "tasks.json", "config_path": "gym.yaml"})
+    args = json.dumps({"dataset": "tasks.json", "config_path": "gym.yaml"})
     return ("--orchestrator.env.0.id", "mcp", "--orchestrator.env.0.args", args)
 
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
-
-import mcp_types as types
+from typing import TYPE_CHECKING, Any
 
 from buckeye.envs.base import Reply, Tool
 from buckeye.mcp.actions.action_schema import Action, OneArgument, SeveralArguments, source_names
 from buckeye.mcp.actions.schema_text import format_literal
 from buckeye.mcp.config import GymConfig, ParserConfig
+
+if TYPE_CHECKING:
+    import mcp_types as types
 
 
 def build_action_tools(config: GymConfig, tools: Mapping[str, types.Tool]) -> list[Tool]:
