@@ -177,7 +177,10 @@ def measure(engines: int, rollouts: int, steps: int, failures: float) -> None:
 
 # --- check: sleeping engines in real time, and predictions from one layout ---
 
-LAYOUTS = [(1, 0, 32), (1, 0, 64), (1, 1, 32), (1, 2, 32), (2, 0, 32), (2, 1, 32), (2, 1, 64), (4, 1, 32)]
+LAYOUTS = [
+    *((1, 0, 32), (1, 0, 64), (1, 1, 32), (1, 2, 32), (2, 0, 32)),
+    *((2, 1, 32), (2, 1, 64), (2, 2, 64), (4, 1, 32), (4, 1, 64)),
+]
 """Layouts of the check: engines, steps ahead, and rollouts of a batch. The first one is observed."""
 
 
