@@ -1,9 +1,9 @@
 """Score recorded replies with the library of an environment, without Buckeye.
 
-This program runs in the interpreter of the environment. It reads `{"runner", "name", "args", "path",
-"sessions": [{"messages", "data", "replies"}]}` from stdin, and prints a list with the reward of each session,
-or null if the library gives no reward for its replies. Replies are assistant messages, and `path` are folders
-with modules.
+This program runs in the interpreter of the environment. Its argument is a file with `{"runner", "name",
+"args", "path", "sessions": [{"messages", "data", "replies"}]}`. It prints a list with the reward of each
+session, or null if the library gives no reward for its replies. Replies are assistant messages.
+The folders in `path` have modules of the environment.
 """
 
 from __future__ import annotations
@@ -219,7 +219,7 @@ def openenv(name: str, args: Json, sessions: Sequence[Json]) -> list[float | Non
     client_type = importlib.import_module("openenv.core.generic_client").GenericEnvClient
     words = ["-m", "uvicorn", name, "--log-level=error", "--port=%d"]
     with server_of(words, args.get("folder")) as url:
-        with urllib.request.urlopen(f"{url}/schema") as response:  # noqa: S310  a server that this program started
+        with urllib.request.urlopen(f"{url}/schema", timeout=60.0) as response:  # noqa: S310  a server that this program started
             schema = json.load(response)["action"]
         required = schema.get("required") or [None]
         is_text = len(required) == 1 and schema["properties"][required[0]].get("type") == "string"
@@ -403,7 +403,7 @@ RUNNERS = {
 }
 
 if __name__ == "__main__":
-    request = json.load(sys.stdin)
+    request = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     sys.path[:0] = request["path"]
     result = RUNNERS[request["runner"]](request["name"], request["args"], request["sessions"])
     sys.stdout.write("\n" + json.dumps(result) + "\n")

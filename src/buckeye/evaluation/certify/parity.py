@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import subprocess
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from buckeye.base.process import ChildProcess
 from buckeye.envs.settings import with_variables
 from buckeye.errors import BuckeyeError
 from buckeye.evaluation.certify import home_runner
@@ -19,6 +21,7 @@ from buckeye.workers.loading import find_interpreter, package_name
 
 TOLERANCE = 1e-6
 _SECONDS = 600.0
+_END_SECONDS = 5.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,16 +56,27 @@ def home_rewards(home: Home, args: Mapping[str, Any], sessions: Sequence[Session
             for session in sessions
         ],
     }
-    argv = [str(home.python), "-I", home_runner.__file__]
-    try:
-        done = subprocess.run(  # noqa: S603, an argument list without a shell
-            argv, input=json.dumps(request).encode(), capture_output=True, timeout=_SECONDS, check=False
-        )
-    except subprocess.TimeoutExpired:
-        raise BuckeyeError(f"the library took more than {_SECONDS:g} s", code="BK-ENV-LOAD") from None
-    if done.returncode:
-        raise BuckeyeError(f"the library failed: {last_line(done.stderr)}", code="BK-ENV-LOAD")
-    rewards: list[float | None] = json.loads(done.stdout.splitlines()[-1])
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        tempfile.TemporaryFile() as out,
+        tempfile.TemporaryFile() as log,
+    ):
+        given = Path(folder, "request.json")
+        given.write_text(json.dumps(request), encoding="utf-8")
+        argv = [str(home.python), "-I", home_runner.__file__, str(given)]
+        # guarded: servers and agents that the program starts end with it
+        child = ChildProcess(argv, stdout=out.fileno(), stderr=log.fileno(), guarded=True)
+        try:
+            failed = child.wait(_SECONDS)
+        except subprocess.TimeoutExpired:
+            raise BuckeyeError(f"the library took more than {_SECONDS:g} s", code="BK-ENV-LOAD") from None
+        finally:
+            child.end(_END_SECONDS, session=True)
+        out.seek(0)
+        log.seek(0)
+        if failed:
+            raise BuckeyeError(f"the library failed: {last_line(log.read())}", code="BK-ENV-LOAD")
+        rewards: list[float | None] = json.loads(out.read().splitlines()[-1])
     return rewards
 
 
