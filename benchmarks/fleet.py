@@ -87,7 +87,7 @@ def tool_rollouts(
         RolloutLaw(
             prompt_tokens=prompt,
             reply_tokens=tuple(1 + int(rng.lognormvariate(*reply)) for _ in range(count)),
-            environment_seconds=tuple(min(most, scale * rng.paretovariate(shape)) for _ in range(count)),
+            environment_seconds=(0.0, *(min(most, scale * rng.paretovariate(shape)) for _ in range(count))),
         )
         for _ in range(size)
     ]
@@ -193,7 +193,7 @@ def check(steps: int) -> None:
     with ProcessPoolExecutor(len(LAYOUTS)) as pool:
         measured = list(pool.map(_in_real_time, LAYOUTS, [steps] * len(LAYOUTS)))
     rows = measured[0][1]
-    engine = fit_engine(rows, engines=LAYOUTS[0][0], max_num_seqs=64, update=_UPDATE)
+    engine = fit_engine([rows], engines=LAYOUTS[0][0], max_num_seqs=64, update=_UPDATE)
     fitted = fit_laws(rows, engine, **_TRUE)
     print(f"fitted: {fitted.engine}\n", file=sys.stderr)
     print("| engines | steps ahead | batch | measured, s | predicted, s | error |")
@@ -240,9 +240,7 @@ def _observed(simulation: Simulation) -> list[RecordedRollout]:
             task_id=rollout.task.id,
             ended=rollout.end_time,
             seconds=rollout.seconds,
-            sampling_seconds=min(rollout.sampling_seconds, rollout.seconds),
-            turns=rollout.turns,
-            completion_tokens=rollout.completion_tokens,
+            calls=list(rollout.calls),
         )
         for batch in simulation.batches
         for group in batch.groups

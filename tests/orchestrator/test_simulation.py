@@ -22,7 +22,7 @@ def laws(engine, tokens=lambda rng: 100, waits=0.0, fails=0.0):
             RolloutLaw(
                 prompt_tokens=10,
                 reply_tokens=(tokens(rng),),
-                environment_seconds=(waits,),
+                environment_seconds=(waits(rng) if callable(waits) else waits, 0.0),
                 fails=rng.random() < fails,
             )
             for _ in range(size)
@@ -66,12 +66,28 @@ def test_failed_rollouts_are_accounted_for():
     assert found.unaccounted == 0
 
 
-def rows(engine, steps, engines=1):
+def test_in_deterministic_sampling_each_turn_waits_for_the_slowest_rollout():
+    waits = iter([(1.0, 4.0, 0.0), (3.0, 0.0, 0.0)] * 100)
+
+    def draw(rng, size):
+        turns = {"prompt_tokens": 10, "reply_tokens": (100, 50)}
+        return [RolloutLaw(**turns, environment_seconds=next(waits)) for _ in range(size)]
+
+    engine = EngineLaw(base=0.01, update=0.25)
+    two_turns = Laws(engine=engine, draw=draw, train=lambda trained: 3.0, hand_over=0.5)
+    both = {"engines": 1, "steps": 4}
+    together = simulate(config(0), two_turns, **both, deterministic=True)
+    assert together.step_seconds == pytest.approx(3.0 + 1.0 + 4.0 + 0.5 + 3.75)
+    alone = simulate(config(0), two_turns, **both)
+    assert alone.step_seconds == pytest.approx(1.0 + 1.0 + 4.0 + 0.5 + 3.75)
+
+
+def rows(engine, steps, engines=1, level=1, waits=0.0):
     """Simulate steps whose rollouts have a heavy tail, and return their records."""
-    true = laws(engine, tokens=lambda rng: 1 + int(rng.lognormvariate(4, 0.8)))
+    true = laws(engine, tokens=lambda rng: 1 + int(rng.lognormvariate(4, 0.8)), waits=waits)
 
     async def run():
-        simulation = Simulation(config(1), true, engines=engines)
+        simulation = Simulation(config(level), true, engines=engines, deterministic=level == 0)
         return await simulation.run(steps), simulation.batches
 
     with asyncio.Runner(loop_factory=VirtualTime) as runner:
@@ -84,9 +100,7 @@ def rows(engine, steps, engines=1):
                 reward=1.0,
                 ended=rollout.end_time,
                 seconds=rollout.seconds,
-                sampling_seconds=rollout.seconds,
-                turns=1,
-                completion_tokens=rollout.completion_tokens,
+                calls=list(rollout.calls),
             )
             for group in batch.groups
             for rollout in group.rollouts
@@ -95,35 +109,40 @@ def rows(engine, steps, engines=1):
     ]
 
 
-def test_the_law_of_an_engine_is_found_in_its_rollouts():
-    _, batches = rows(EngineLaw(base=0.02, each=0.002), 12)
-    fitted = fit_engine([row for batch in batches for row in batch], engines=1, max_num_seqs=256)
-    for running in (8, 12, 16):
+@pytest.mark.parametrize("waits", [0.0, lambda rng: rng.lognormvariate(1.0, 1.0)])
+def test_the_law_of_an_engine_is_found_in_its_rollouts(waits):
+    _, batches = rows(EngineLaw(base=0.02, each=0.002), 12, waits=waits)
+    fitted = fit_engine(batches, engines=1, max_num_seqs=256)
+    for running in (4, 8, 12):
         assert fitted.step_seconds(running) == pytest.approx(0.02 + 0.002 * running, rel=0.1)
 
 
-def test_a_recorded_run_is_simulated_as_it_was(tmp_path):
+@pytest.mark.parametrize("level", [0, 1])
+def test_a_recorded_run_is_simulated_as_it_was(tmp_path, monkeypatch, level):
     (tmp_path / "configs").mkdir()
     (tmp_path / "rollouts").mkdir()
-    settings = config(1).model_dump(mode="json")
+    settings = config(level).model_dump(mode="json")
     (tmp_path / "configs" / "orchestrator.json").write_text(json.dumps(settings))
     (tmp_path / "metrics.jsonl").write_text("")
     with pytest.raises(UsageError) as raised:
         simulate_layouts(tmp_path)
     assert raised.value.code == "BK-RUN-NO-DATA"
-    found, batches = rows(EngineLaw(base=0.05, each=0.005), 12)
+    waits = lambda rng: rng.lognormvariate(1.0, 1.0)  # noqa: E731
+    found, batches = rows(EngineLaw(base=0.05, each=0.005), 24, level=level, waits=waits)
     with (tmp_path / "metrics.jsonl").open("w") as metrics:
         for step, batch in enumerate(batches):
             lines = [json.dumps({name: getattr(r, name) for name in r.__struct_fields__}) for r in batch]
             (tmp_path / "rollouts" / f"step_{step}.jsonl").write_text("\n".join(lines))
             head = {"time": 0.0, "attempt": 1, "step": step}
             values = {"time/step": found.step_seconds, "time/write_batch": 0.5, "time/update_weights": 0.0}
+            values["sampler/deterministic"] = float(level == 0)
             metrics.write(json.dumps({**head, "process": "orchestrator", **values}) + "\n")
             metrics.write(json.dumps({**head, "process": "trainer", "seconds": 3.0}) + "\n")
-    recorded, simulated = simulate_layouts(tmp_path, steps=16)
-    assert recorded == found.step_seconds
-    assert simulated[1, 1].step_seconds == pytest.approx(recorded, rel=0.1)
-    assert simulated[2, 1].step_seconds < simulated[1, 1].step_seconds
+    monkeypatch.setattr(layouts, "_SIMULATED_ROLLOUTS", 600)
+    recorded, simulated = simulate_layouts(tmp_path)
+    assert recorded == pytest.approx(found.step_seconds)
+    assert simulated[1, level].step_seconds == pytest.approx(recorded, rel=0.1)
+    assert simulated[1, level + 1].step_seconds < simulated[1, level].step_seconds
 
 
 @pytest.mark.parametrize(("recorded", "warns"), [(10.0, False), (14.0, True)])

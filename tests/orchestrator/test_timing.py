@@ -8,6 +8,7 @@ import pytest
 
 from buckeye.monitor import metrics
 from buckeye.monitor.metrics import BusyClock
+from buckeye.monitor.rollouts import SampledCall
 from buckeye.orchestrator import loop_watch
 from buckeye.orchestrator.collected_groups import CollectedGroups
 from buckeye.orchestrator.loop_watch import StepTimes, Throughput
@@ -23,8 +24,9 @@ def clock(monkeypatch):
     return now
 
 
-def _rollout(seconds, sampling, ended, reward=1.0):
-    return rollout(reward, seconds=seconds, sampling_seconds=sampling, end_time=ended)
+def _rollout(seconds, sampling, ended, reward=1.0, queued=0.0):
+    calls = (SampledCall(0.0, queued, sampling, 5),)
+    return rollout(reward, seconds=seconds, sampling_seconds=sampling, end_time=ended, calls=calls)
 
 
 def test_times_by_cause(clock):
@@ -41,7 +43,7 @@ def test_times_by_cause(clock):
     client.sampled_tokens = 80
     groups = [
         group(_rollout(3.0, 1.0, 103.0), _rollout(9.0, 1.0, 104.0, reward=None)),
-        group(_rollout(5.0, 4.0, 107.0), index=1),
+        group(_rollout(5.0, 4.0, 107.0, queued=3.0), index=1),
     ]
     assert times.record(CollectedGroups(groups=groups, waited_seconds=4.0), watcher) == {
         "time/evaluate": 1.0,
@@ -55,6 +57,7 @@ def test_times_by_cause(clock):
         "sampler/tokens_per_second": 10.0,
         "sampler/idle_ratio": (0.25 + 1.0) / 2,
         "time/rollout/sampling/mean": 2.5,
+        "time/rollout/queued/mean": 1.5,
         "time/rollout/environment/mean": 1.5,
     }
     clock.seconds += 4.0

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import statistics
-from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Sequence
-from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from buckeye.base.storage import read_json
 from buckeye.config.orchestrator import OrchestratorConfig
@@ -20,40 +20,71 @@ from buckeye.monitor.rollouts import RecordedRollout, read_rollouts, rollout_ste
 from buckeye.orchestrator.simulation import EngineLaw, Laws, RolloutLaw, Simulated, simulate
 
 _MIN_ROLLOUTS = 32
-_POINTS = 8
+_MIN_STEPS = 12
+_SIMULATED_ROLLOUTS = 3000
+_TOLD_APART = 0.1
+"""Smallest relative range of the number of sequences that shows its effect on their speed."""
+
+Numbers = NDArray[np.float64]
 
 
 def fit_engine(
-    rollouts: Sequence[RecordedRollout], *, engines: int, max_num_seqs: int, update: float = 0.0
+    batches: Sequence[Sequence[RecordedRollout]],
+    *,
+    engines: int,
+    max_num_seqs: int,
+    update: float = 0.0,
+    deterministic: bool = False,
 ) -> EngineLaw:
     """Return the law of one engine: seconds per token against the number of sequences, by least squares.
 
-    The number of sequences of a rollout is the mean number of rollouts that sampled during it.
+    The number of sequences of a call is the mean number of calls that the engine had meanwhile. Deterministic
+    sampling answers the calls of a turn when the longest reply is complete, so the longest one counts.
     """
-    used = [r for r in rollouts if r.completion_tokens and r.sampling_seconds and r.ended]
-    shares = [min(1.0, r.sampling_seconds / r.seconds) for r in used]
-    ends = [float(r.ended or 0.0) for r in used]
-    starts = sorted(zip((end - r.seconds for end, r in zip(ends, used, strict=True)), shares, strict=True))
-    stops = sorted(zip(ends, shares, strict=True))
-    start_times, stop_times = [t for t, _ in starts], [t for t, _ in stops]
-    begun, ended = ([0.0, *accumulate(share for _, share in events)] for events in (starts, stops))
+    rows = list[tuple[float, float, float]]()  # seconds since the epoch, and tokens
+    for batch in batches:
+        for turn in itertools.count():
+            calls = [(r.ended - r.seconds, r.calls[turn]) for r in batch if r.ended and turn < len(r.calls)]
+            if not calls:
+                break
+            longest = max(call.tokens for _, call in calls)
+            rows += [
+                (began + call.sent, began + call.answered, longest if deterministic else call.tokens)
+                for began, call in calls
+                if call.tokens and call.answered > call.sent
+            ]
+    starts, ends, tokens = np.array(rows).T
+    running = np.maximum(1.0, _mean_overlap(starts, ends) / engines)
+    sampled = np.minimum(running, max_num_seqs)  # the others wait in the engine
+    seconds = (ends - starts) / tokens * sampled / running
+    base, each = _fit_step_seconds(sampled, seconds, tokens**0.5)
+    return EngineLaw(base=base, each=each, max_num_seqs=max_num_seqs, update=update)
 
-    def sampling_at(time: float) -> float:
-        return begun[bisect_right(start_times, time)] - ended[bisect_left(stop_times, time)]
 
-    x, y, w = np.ones((len(used), 2)), np.zeros(len(used)), np.zeros(len(used))
-    for i, (rollout, end) in enumerate(zip(used, ends, strict=True)):
-        times = [end - rollout.seconds * (point + 0.5) / _POINTS for point in range(_POINTS)]
-        running = max(1.0, statistics.fmean(map(sampling_at, times)) / engines)
-        x[i, 1] = min(running, max_num_seqs)  # the others wait in a queue
-        y[i] = rollout.sampling_seconds / rollout.completion_tokens * x[i, 1] / running
-        w[i] = rollout.completion_tokens**0.5
-    (base, each), *_ = np.linalg.lstsq(x * w[:, None], y * w, rcond=None)
-    if min(base, each) < 0:  # one of them explains the times alone
-        column = x[:, int(each > 0)] * w
-        only = float(column @ (y * w) / (column @ column))
-        base, each = (0.0, only) if each > 0 else (only, 0.0)
-    return EngineLaw(base=float(base), each=float(each), max_num_seqs=max_num_seqs, update=update)
+def _mean_overlap(starts: Numbers, ends: Numbers) -> Numbers:
+    """Return the mean number of intervals, itself included, that are open during each interval."""
+    times = np.concatenate([starts, ends])
+    order = np.argsort(times)
+    times = times[order]
+    open_after = np.cumsum(np.where(order < len(starts), 1, -1))
+    area = np.concatenate([[0.0], np.cumsum(open_after[:-1] * np.diff(times))])
+    return (np.interp(ends, times, area) - np.interp(starts, times, area)) / (ends - starts)
+
+
+def _fit_step_seconds(running: Numbers, seconds: Numbers, weights: Numbers) -> tuple[float, float]:
+    """Return a constant and a factor of `running`, neither of them negative, that explain `seconds` best.
+
+    If `running` hardly varies, its effect is unknown, and the constant explains all.
+    """
+    x, y = np.stack([np.ones_like(running), running], axis=1) * weights[:, None], seconds * weights
+    alone = [float(column @ y / (column @ column)) for column in x.T]
+    if np.ptp(running) < _TOLD_APART * running.mean():
+        return alone[0], 0.0
+    (base, each), *_ = np.linalg.lstsq(x, y, rcond=None)
+    if min(base, each) >= 0:
+        return float(base), float(each)
+    errors = [np.square(column * factor - y).sum() for column, factor in zip(x.T, alone, strict=True)]
+    return (alone[0], 0.0) if errors[0] <= errors[1] else (0.0, alone[1])
 
 
 def fit_laws(
@@ -62,13 +93,14 @@ def fit_laws(
     """Return the laws of a run. Groups are drawn from those that were recorded."""
     groups: dict[int, list[RolloutLaw]] = defaultdict(list)
     for rollout in rollouts:
-        turns = max(1, rollout.turns)
-        waited = max(0.0, rollout.seconds - rollout.sampling_seconds)
+        answered = [0.0, *(call.answered for call in rollout.calls)]
+        asked = [*(call.asked for call in rollout.calls), rollout.seconds]
+        waits = (max(0.0, end - start) for start, end in zip(answered, asked, strict=True))
         groups[rollout.group].append(
             RolloutLaw(
                 prompt_tokens=1,
-                reply_tokens=(max(1, rollout.completion_tokens // turns),) * turns,
-                environment_seconds=(waited / turns,) * turns,
+                reply_tokens=tuple(max(1, call.tokens) for call in rollout.calls),
+                environment_seconds=tuple(waits),
                 fails=rollout.error is not None,
             )
         )
@@ -81,8 +113,8 @@ def fit_laws(
     return Laws(engine=engine, draw=draw, train=lambda tokens: train_seconds, hand_over=hand_over)
 
 
-def simulate_layouts(run: Path, *, steps: int = 12) -> tuple[float, dict[tuple[int, int], Simulated]]:
-    """Return the recorded seconds per step of a run, and simulations by engines and `max_async_level`.
+def simulate_layouts(run: Path) -> tuple[float, dict[tuple[int, int], Simulated]]:
+    """Return the mean seconds per step of a run, and simulations by engines and `max_async_level`.
 
     The first is the layout of the run. Raise `UsageError` if the run has too few rollouts.
     """
@@ -90,31 +122,40 @@ def simulate_layouts(run: Path, *, steps: int = 12) -> tuple[float, dict[tuple[i
     engines, level = len(config.client.base_url), config.max_async_level
     metrics = RunMetrics(read_metrics(run / "metrics.jsonl"))
     recorded = rollout_steps(run)[1:]  # the first step has the start of all processes
-    rollouts = [row for step in recorded for row in read_rollouts(run, step)[0] if row.seconds and row.ended]
-    if len(rollouts) < _MIN_ROLLOUTS:
+    batches = [[r for r in read_rollouts(run, step)[0] if r.seconds and r.ended] for step in recorded]
+    rollouts = [row for batch in batches for row in batch]
+    useful = sum(bool(row.calls) for row in rollouts)
+    if useful < _MIN_ROLLOUTS:
         raise UsageError(
-            f"{run} has {len(rollouts)} rollouts after its first step; a simulation needs {_MIN_ROLLOUTS}",
+            f"{run} has {useful} rollouts with calls after its first step, and {_MIN_ROLLOUTS} are needed",
             code="BK-RUN-NO-DATA",
             hint="let the run continue for some steps",
         )
 
+    def recorded_values(name: str) -> list[float]:
+        return [value for step, value in metrics.values(name).items() if step in recorded]
+
     def median(name: str) -> float:
-        values = [value for step, value in metrics.values(name).items() if step in recorded]
-        return statistics.median(values) if values else 0.0
+        return statistics.median(recorded_values(name) or [0.0])
 
     inference = next(iter(sorted((run / "configs").glob("inference_*.json"))), None)
     sequences = 128 if inference is None else int(read_json(inference)["max_num_seqs"])
     update = median("orchestrator/time/update_weights")
-    engine = fit_engine(rollouts, engines=engines, max_num_seqs=sequences, update=update)
+    deterministic = median("orchestrator/sampler/deterministic") > 0
+    engine = fit_engine(
+        batches, engines=engines, max_num_seqs=sequences, update=update, deterministic=deterministic
+    )
     train, hand_over = median("trainer/seconds"), median("orchestrator/time/write_batch")
     laws = fit_laws(rollouts, engine, train_seconds=train, hand_over=hand_over)
     counts = ((1, 0), (2, 0), (4, 0), (1, 1), (2, 1))
-    return median("orchestrator/time/step"), {
+    steps = max(_MIN_STEPS, _SIMULATED_ROLLOUTS // config.batch_rollouts)
+    return statistics.fmean(recorded_values("orchestrator/time/step") or [0.0]), {
         (factor * engines, level + ahead): simulate(
             config.model_copy(update={"max_async_level": level + ahead, "max_steps": None}),
             laws,
             engines=factor * engines,
             steps=steps,
+            deterministic=deterministic and level + ahead == 0,
         )
         for factor, ahead in counts
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 import msgspec
@@ -44,16 +44,17 @@ class Generation:
 
     `logprobs` are log-probs under the sampling distribution, after temperature, top-p and top-k. At
     temperature 0 they are log-probs under the model's distribution. `versions` has the policy version that
-    sampled each token.
+    sampled each token. `queued_seconds` passed before a server had the request.
     """
 
     token_ids: list[int]
     logprobs: list[float]
     versions: list[int]
     finish_reason: FinishReason
+    queued_seconds: float = field(default=0.0, compare=False)
 
 
-_SAMPLING_FIELDS = tuple(field.name for field in fields(SamplingParams) if field.name != "top_logprobs")
+_SAMPLING_FIELDS = tuple(f.name for f in fields(SamplingParams) if f.name != "top_logprobs")
 
 
 def sampling_fields(params: SamplingParams) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -19,6 +19,22 @@ _REPR_WIDTH = 60  # characters of a reply
 _FILE = re.compile(r"^step_(\d+)(?:\.dropped)?\.jsonl$")
 
 
+class SampledCall(NamedTuple):
+    """Call that was answered: its times in seconds, and the number of tokens of the reply.
+
+    A server had the request from `sent` to `answered`.
+    """
+
+    asked: float
+    sent: float
+    answered: float
+    tokens: int
+
+    def since(self, start: float) -> SampledCall:
+        """Return the call with times relative to `start`."""
+        return SampledCall(self.asked - start, self.sent - start, self.answered - start, self.tokens)
+
+
 class RecordedRollout(msgspec.Struct, frozen=True, kw_only=True):
     """Recorded rollout: a line of a rollouts file.
 
@@ -28,7 +44,7 @@ class RecordedRollout(msgspec.Struct, frozen=True, kw_only=True):
     number per turn; None for a rollout that was not trained on. `cut` is True if sampling was ended early,
     because the rollout was too old for every later batch. `retried` is True if the rollout failed and was run
     again; the next line has the retry. `seconds` is the duration, and `ended` the end in seconds since the
-    epoch.
+    epoch. The times of `calls` are seconds since the rollout began.
     """
 
     group: int
@@ -52,6 +68,7 @@ class RecordedRollout(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float = 0.0
     ended: float | None = None
     sampling_seconds: float = 0.0
+    calls: list[SampledCall] = []
     turns: int = 0
     turns_extended: int = 0
     turns_branched: int = 0

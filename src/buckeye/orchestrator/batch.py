@@ -225,6 +225,7 @@ def _rollouts_lines(
                     "seconds": round(rollout.seconds, 3),
                     "ended": round(epoch + rollout.end_time, 3),
                     "sampling_seconds": round(rollout.sampling_seconds, 3),
+                    "calls": [[round(value, 3) for value in call] for call in rollout.calls],
                     "turns_extended": rollout.turns_extended,
                     "turns_branched": rollout.turns_branched,
                     "text": [decode(segment.token_ids.tolist()) for segment in rollout.segments],

@@ -33,13 +33,16 @@ class _Request:
     prompt_ids: TokenIds
     params: SamplingParams
     reply: asyncio.Future[Generation]
+    asked: float
+    queued: float | None = None
     partial: Generation | None = None
 
     def join_parts(self, end: Generation) -> Generation:
         """Return the whole reply: the parts of earlier batches, then `end`."""
         if self.partial is None:
-            return end
-        return Generation(
+            return replace(end, queued_seconds=self.queued or 0.0)
+        return replace(
+            self.partial,
             token_ids=[*self.partial.token_ids, *end.token_ids],
             logprobs=[*self.partial.logprobs, *end.logprobs],
             versions=[*self.partial.versions, *end.versions],
@@ -55,7 +58,7 @@ class _Request:
             min_tokens=max(0, self.params.min_tokens - done),
         )
         prompt_ids = np.array([*self.prompt_ids, *cut_off.token_ids], np.int32)
-        return _Request(self.participant, prompt_ids, params, self.reply, self.join_parts(cut_off))
+        return replace(self, prompt_ids=prompt_ids, params=params, partial=self.join_parts(cut_off))
 
 
 class DeterministicSampling:
@@ -87,10 +90,11 @@ class DeterministicSampling:
     async def _generate(
         self, participant: Participant, prompt_ids: TokenIds, params: SamplingParams
     ) -> Generation:
-        reply: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()
-        self._requests.append(_Request(participant, prompt_ids, params, reply))
+        loop = asyncio.get_running_loop()
+        reply: asyncio.Future[Generation] = loop.create_future()
+        self._requests.append(_Request(participant, prompt_ids, params, reply, asked=loop.time()))
         # do not send at once: this rollout may send more requests in this iteration of the event loop
-        asyncio.get_running_loop().call_soon(self._send_if_complete)
+        loop.call_soon(self._send_if_complete)
         try:
             return await reply
         except asyncio.CancelledError:  # the rollout timed out: it may send another request, or leave
@@ -124,6 +128,10 @@ class DeterministicSampling:
         Return requests for the rest of unfinished replies, grouped by the number of tokens left.
         """
         params = min((m.params for m in members), key=lambda params: params.max_tokens)
+        now = asyncio.get_running_loop().time()
+        for member in members:
+            if member.queued is None:
+                member.queued = now - member.asked
         try:
             generations = await self._client.generate_batch(
                 [m.prompt_ids for m in members], replace(params, seed=seed)

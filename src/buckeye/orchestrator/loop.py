@@ -383,6 +383,7 @@ class Orchestrator:
             "progress/total_problems": self.state["problems"],
             "reward/played": statistics.fmean(collected.sampled_rewards),
             "policy_version": collector.version,
+            "sampler/deterministic": float(self.deterministic is not None),
             "rollouts/errored": len(collected.errors),
             **{f"rollouts/{name}": count for name, count in collected.account().items()},
             "rollouts/unaccounted": unaccounted,

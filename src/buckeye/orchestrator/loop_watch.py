@@ -186,10 +186,12 @@ class StepTimes:
 
 
 def rollout_times(groups: Sequence[Group]) -> dict[str, float]:
-    """Return the mean seconds per rollout in the environment and in sampling."""
+    """Return the mean seconds per rollout in the environment, in sampling and, of these, in queues."""
     rollouts = [r for g in groups for r in g.scored]
+    queued = sum(call.sent - call.asked for r in rollouts for call in r.calls)
     return {
         "time/rollout/sampling/mean": statistics.fmean(r.sampling_seconds for r in rollouts),
+        "time/rollout/queued/mean": queued / len(rollouts),
         "time/rollout/environment/mean": statistics.fmean(r.seconds - r.sampling_seconds for r in rollouts),
     }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import itertools
 from collections import Counter
@@ -29,6 +30,7 @@ from buckeye.inference.render import ChatRenderer
 from buckeye.inference.render.renderer import EMPTY_REPLY_START, ReplyStart, call_start
 from buckeye.inference.types import TokenIds
 from buckeye.monitor.metrics import BusyClock
+from buckeye.monitor.rollouts import SampledCall
 from buckeye.orchestrator.training_samples import Column, Prompt, SampleBuilder, Segment, copy_json
 
 
@@ -75,6 +77,8 @@ class RolloutPolicy(OptionsPolicy):
     """Number of prompt tokens, summed over all turns."""
     completion_tokens: int = 0
     """Number of sampled tokens, summed over all turns."""
+    calls: list[SampledCall] = field(default_factory=list)
+    """Calls that were answered, on the clock of the event loop; empty if tokens are not recorded."""
     sampling_clock: BusyClock = field(default_factory=BusyClock)
 
     @property
@@ -184,8 +188,12 @@ class RecordingPolicy(RolloutPolicy):
         if room <= 0 or self._is_cut():
             return self._empty_reply(len(ids), options)
         params = self._sampling_params(options, ids, room)
+        clock = asyncio.get_running_loop().time
+        asked = clock()
         with self._samples.open(prompt), self.sampling_clock:
             generation = await self._sampler.generate(ids, params)
+        sent = asked + generation.queued_seconds
+        self.calls.append(SampledCall(asked, sent, clock(), len(generation.token_ids)))
         if generation.finish_reason == "abort":
             if not self._is_cut():
                 raise InferenceError("the engine aborted the reply", code="BK-INFERENCE-REPLY")

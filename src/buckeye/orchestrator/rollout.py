@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from buckeye.envs.base import Message, Outcome, Task
+from buckeye.monitor.rollouts import SampledCall
 from buckeye.orchestrator.advantages import Scored, shaped_turn_rewards
 from buckeye.orchestrator.training_samples import Segment
 
@@ -22,7 +23,8 @@ class Rollout:
 
     `turns_extended` is the number of turns that continued the tokens of earlier turns. `turns_branched` is
     the number of turns that began a new segment. Neither number includes the first turn. `sampling_seconds`
-    is the part of `seconds` spent waiting for sampled tokens. `end_time` is on the event loop's clock.
+    is the part of `seconds` spent waiting for sampled tokens, in `calls`. `end_time` is on the event loop's
+    clock.
     `shaping` has the amount that each cause adds to the reward for training. The tokens were sampled with
     `temperature`. `replies` has the text of each turn, and `messages` the conversation after the last turn.
     `prompt_tokens` and `reply_tokens` are sums over the turns, as the policy counts them. `cut` is True if
@@ -38,6 +40,7 @@ class Rollout:
     turns: int
     seconds: float
     sampling_seconds: float = 0.0
+    calls: tuple[SampledCall, ...] = ()
     end_time: float = 0.0
     turns_extended: int = 0
     turns_branched: int = 0

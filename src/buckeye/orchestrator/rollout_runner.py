@@ -152,6 +152,7 @@ class RolloutRunner:
             turns=policy.turns,
             seconds=clock() - started,
             sampling_seconds=policy.sampling_seconds,
+            calls=tuple(call.since(started) for call in policy.calls),
             end_time=clock(),
             turns_extended=policy.turns_extended,
             turns_branched=policy.turns_branched,

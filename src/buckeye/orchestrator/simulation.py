@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from buckeye.config.orchestrator import OrchestratorConfig
-from buckeye.envs.base import CallOptions, Message, Outcome, Policy, Task
+from buckeye.envs.base import Message, Outcome, Policy, Task
 from buckeye.errors import RunError
 from buckeye.inference.client import Generation, InferenceClient, SamplingParams
 from buckeye.inference.client.replica import Replica
@@ -26,6 +26,7 @@ from buckeye.inference.render import Conversation
 from buckeye.inference.types import TokenIds
 from buckeye.orchestrator.collected_groups import CollectedGroups
 from buckeye.orchestrator.collector import GroupCollector
+from buckeye.orchestrator.deterministic_sampling import DeterministicSampling
 from buckeye.orchestrator.environments import NamedEnvironment
 from buckeye.orchestrator.pauses import EnvironmentPauses
 from buckeye.orchestrator.rollout_runner import RecordingRolloutRunner
@@ -80,9 +81,10 @@ class EngineLaw:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RolloutLaw:
-    """Rollout: its prompt, and for each turn the reply's tokens and the seconds of the environment after it.
+    """Rollout: its prompt, the tokens of each reply, and the seconds of the environment.
 
-    `fails` is True for a rollout that ends with an error.
+    `environment_seconds` are those before each call and, as the last value, after the last reply. `fails` is
+    True for a rollout that ends with an error.
     """
 
     prompt_tokens: int
@@ -138,10 +140,14 @@ class SimulatedReplica(Replica):
         self._ended_early = False  # True if a running request was aborted, failed or cancelled
 
     async def generate(self, prompt_ids: TokenIds, params: SamplingParams, *, request_id: str) -> Generation:
-        """Return `params.max_tokens` tokens at the time at which the engine has sampled them."""
+        """Return the reply of a prompt at the time at which the engine has sampled it.
+
+        The last id of the prompt is the number of tokens of the reply.
+        """
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.requests_by_id[request_id], version = done, int(self.version or 0)
-        self._queue.append((params.max_tokens, prompt_ids, done))
+        tokens = int(prompt_ids[-1])
+        self._queue.append((tokens, prompt_ids, done))
         self._change()
         try:
             await done
@@ -150,9 +156,16 @@ class SimulatedReplica(Replica):
             raise
         finally:
             del self.requests_by_id[request_id]
-        n = params.max_tokens
-        ids, logprobs = [int(prompt_ids[0])] * n, [-1.0] * n
-        return Generation(token_ids=ids, logprobs=logprobs, versions=[version] * n, finish_reason="stop")
+        ids, logprobs = [int(prompt_ids[0])] * tokens, [-1.0] * tokens
+        return Generation(token_ids=ids, logprobs=logprobs, versions=[version] * tokens, finish_reason="stop")
+
+    async def generate_batch(self, prompts: Sequence[TokenIds], params: SamplingParams) -> list[Generation]:
+        """Return the replies of all prompts when the last one is complete."""
+        names = (f"{params.seed}-{number}" for number in range(len(prompts)))
+        calls = [
+            self.generate(ids, params, request_id=name) for ids, name in zip(prompts, names, strict=True)
+        ]
+        return await asyncio.gather(*calls)
 
     async def abort(self, request_id: str) -> None:
         """End a request at once."""
@@ -263,20 +276,36 @@ class SimulatedEnvironment:
         if law is None:
             self._left[task.id] = iter(self.laws.draw(self.rng, self.size))
             law = next(self._left[task.id])
-        messages: list[Message] = [{"role": "user", "content": f"{law.prompt_tokens} {int(task.id) + 1}"}]
-        for tokens, seconds in zip(law.reply_tokens, law.environment_seconds, strict=True):
-            reply = await policy.ask(messages, options=CallOptions(max_tokens=tokens))  # type: ignore[attr-defined]
-            messages += [reply.message, {"role": "user", "content": f"1 {int(task.id) + 1}"}]
+        messages: list[Message] = []
+        prompt = f"{law.prompt_tokens} {int(task.id) + 1};"
+        *waits, last = law.environment_seconds
+        for seconds, tokens in zip(waits, law.reply_tokens, strict=True):
             await asyncio.sleep(seconds)
+            messages.append({"role": "user", "content": f"{prompt}1 {tokens}"})
+            reply = await policy.ask(messages)  # type: ignore[attr-defined]
+            messages.append(reply.message)
+            prompt = ""
+        await asyncio.sleep(last)
         if law.fails:
             raise RuntimeError("a simulated failure")
         return Outcome(reward=self.rng.random())
 
 
 class Simulation:
-    """Run of `config` with a number of engines. `run` returns its result."""
+    """Run of `config` with a number of engines. `run` returns its result.
 
-    def __init__(self, config: OrchestratorConfig, laws: Laws, *, engines: int, seed: int = 0) -> None:
+    With `deterministic`, the requests of all rollouts wait for each other.
+    """
+
+    def __init__(
+        self,
+        config: OrchestratorConfig,
+        laws: Laws,
+        *,
+        engines: int,
+        seed: int = 0,
+        deterministic: bool = False,
+    ) -> None:
         self.config, self.laws = config, laws
         urls = [f"http://simulated-{index}" for index in range(engines)]
         self.client = InferenceClient(urls, api_key=None, timeout=1e9, model="simulated")
@@ -284,8 +313,9 @@ class Simulation:
         self.client._replicas[:] = self.replicas  # the list that the router shares
         environment: Any = SimulatedEnvironment(laws, random.Random(seed), config.rollouts_per_example)  # noqa: S311
         renderer: Any = SimulatedRenderer()
+        self.deterministic = DeterministicSampling(self.client) if deterministic else None
         self.runner = RecordingRolloutRunner(
-            sampler=self.client,
+            sampler=self.deterministic or self.client,
             renderer=renderer,
             params=SamplingParams(max_tokens=1 << 30),
             seq_len=1 << 30,
@@ -300,6 +330,7 @@ class Simulation:
             config,
             EnvironmentPauses(["simulated"], config.env_pause, config.output_dir),
             state={},
+            deterministic=deterministic,
         )
         self.batches: list[CollectedGroups] = []
         self._began = self._idle = 0.0  # of the steps after the warm-up
@@ -315,6 +346,8 @@ class Simulation:
             if step == warm_up:
                 self._began, self._idle = clock(), 0.0
                 busy = sum(replica.busy_seconds for replica in self.replicas)
+            if self.deterministic is not None:
+                self.deterministic.begin(step)
             collected = await self.collector.collect(step)
             size = sum(rollout.total_tokens for group in collected.groups for rollout in group.scored)
             await asyncio.sleep(self.laws.hand_over)
@@ -356,11 +389,21 @@ class Simulation:
             self.collector.set_version(version)
 
 
-def simulate(config: OrchestratorConfig, laws: Laws, *, engines: int, steps: int, seed: int = 0) -> Simulated:
+def simulate(
+    config: OrchestratorConfig,
+    laws: Laws,
+    *,
+    engines: int,
+    steps: int,
+    seed: int = 0,
+    deterministic: bool = False,
+) -> Simulated:
     """Return the result of a run of `steps` steps with a number of engines, on virtual time."""
 
     async def run() -> Simulated:
-        return await Simulation(config, laws, engines=engines, seed=seed).run(steps)
+        return await Simulation(config, laws, engines=engines, seed=seed, deterministic=deterministic).run(
+            steps
+        )
 
     with asyncio.Runner(loop_factory=VirtualTime) as runner:
         return runner.run(run())

@@ -34,6 +34,8 @@ _HEARTBEAT_SECONDS = 60.0  # an engine does not reply while it computes a long p
 _MAX_LOSSES = 8
 _MAX_CONNECTIONS = 4096  # to one server; Buckeye's server accepts no more
 _ABORT_RETRY_SECONDS = 0.02
+_QUEUED = 0.001
+"""Seconds that a request must wait to count as queued."""
 
 T = TypeVar("T")
 
@@ -53,10 +55,13 @@ class SamplingSession:
 
     async def generate(self, prompt_ids: TokenIds, params: SamplingParams) -> Generation:
         """Sample the next turn."""
+        clock = asyncio.get_running_loop().time
+        asked = clock()
 
         async def call(replica: Replica) -> Generation:
             if self._aborted:
                 return _aborted_generation()
+            queued = clock() - asked
             request_id = next(self._client.request_ids)
             self._open[request_id] = replica
             try:
@@ -64,7 +69,7 @@ class SamplingSession:
             finally:
                 del self._open[request_id]
             self.replica = replica
-            return generation
+            return dataclasses.replace(generation, queued_seconds=queued) if queued > _QUEUED else generation
 
         cost = len(prompt_ids) + params.max_tokens
         try:
