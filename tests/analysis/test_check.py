@@ -98,7 +98,7 @@ DEFECTS = [
     ("pays nothing", ERROR, "accepted answers are rewarded", "30 of 30 answers have a reward below 0.5"),
     ("raises", ERROR, "every reply is graded", "LookupError: no tag in the reply"),
     ("swallows", ERROR, "errors are not scored", "reward 0 although the engine failed, on train-"),
-    ("endless", ERROR, "every reply is graded", "the rollout asked for more than 1000 replies"),
+    ("endless", ERROR, "every reply is graded", "the rollout requested more than 1000 replies"),
 ]
 
 

@@ -3,6 +3,7 @@
 import json
 import subprocess
 
+import psutil
 import pytest
 
 from tests.command import run_here
@@ -12,6 +13,16 @@ FAULTY = str(ROOT / "tests" / "evaluation" / "faulty.py")
 CERTIFICATES = sorted((ROOT / "environments" / "certificates").glob("*.json"))
 _MACHINE = {"cost", "concurrency", "content-free policies"}
 """Checks that depend on the machine or its load."""
+
+
+@pytest.fixture
+def no_program_left():
+    """End the programs that environments started in this process and left, as the end of a command does."""
+    yield
+    left = [child for child in psutil.Process().children() if child.name() == "sleep"]
+    for child in left:
+        child.kill()
+    psutil.wait_procs(left, timeout=10)
 
 
 def certify(folder, *words, env=FAULTY, sessions="100", budget="10"):
@@ -108,6 +119,7 @@ SOUND = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("fault", "check"), FAULTS.items())
+@pytest.mark.usefixtures("no_program_left")
 def test_every_planted_fault_is_named(tmp_path, fault, check):
     _, certificate = certify(tmp_path, "--arg", f"faults={fault}", budget="20")
     assert check in verdicts(certificate, "fail", "warn")

@@ -138,7 +138,7 @@ def test_words_and_endpoints_of_verifiers_are_known(environment, tmp_path):
 
 
 def test_several_environments_are_evaluated_and_resumed(environment, tmp_path):
-    """The second environment fails at first. Prices are dollars per million tokens."""
+    """The second environment fails to load at first. Prices are dollars per million tokens."""
     (tmp_path / "configs").mkdir()
     other = tmp_path / "other.py"
     argv = ["eval", "numbers.py", "other.py", "-m", "small", "-n", "2", "-o", "results", "--json"]
@@ -149,7 +149,11 @@ def test_several_environments_are_evaluated_and_resumed(environment, tmp_path):
         )
         other.write_text("raise RuntimeError('not yet')")
         assert run_here(*argv, cwd=tmp_path).returncode == 2
+        misspelled = run_here(*argv[:2], "othr.py", *argv[3:], cwd=tmp_path)
+        assert (misspelled.returncode, "othr.py" in misspelled.stderr) == (2, True)
+        assert (requests, (tmp_path / "results").exists()) == ([], False)
         other.write_text(ENVIRONMENT.replace('"numbers"', '"other"'))
+        assert run_here(*argv, cwd=tmp_path).returncode == 0
         done = run_here(*argv, "--resume", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     first, second = json.loads(done.stdout)["evaluations"]

@@ -17,7 +17,7 @@ from buckeye.dataset.prompts import Dataset
 from buckeye.envs.registry import CALLER
 from buckeye.errors import UsageError
 from buckeye.evaluation.chat_policy import ChatSampling
-from buckeye.evaluation.run_eval import EvalReport, EvalRequest, run_eval
+from buckeye.evaluation.run_eval import EvalReport, EvalRequest, prepare_eval, run_eval
 from buckeye.launch.preflight.model import resolve_run
 from buckeye.setup.recipe.flags import parse_train_args
 from buckeye.workers.loading import CALLER_ENVIRONMENTS
@@ -168,7 +168,7 @@ def evaluate(
     try:
         # `run_eval` starts an event loop, which fails in a notebook's thread, because one is running there
         with ThreadPoolExecutor(1) as thread:
-            return thread.submit(run_eval, request).result()
+            return thread.submit(lambda: run_eval(prepare_eval(request))).result()
     finally:
         if environment is not None:
             CALLER_ENVIRONMENTS.remove(environment)

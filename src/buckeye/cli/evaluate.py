@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -107,7 +105,7 @@ def evaluate(
     """
     from buckeye.dataset.environment import evaluation_rows
     from buckeye.evaluation.chat_policy import ChatSampling
-    from buckeye.evaluation.run_eval import EvalReport, EvalRequest, run_eval
+    from buckeye.evaluation.run_eval import EvalReport, EvalRequest, prepare_eval, run_eval
 
     prices: tuple[float, float] | None = None
     if base_url is None and (endpoint := _endpoint(model)) is not None:
@@ -123,39 +121,43 @@ def evaluate(
         max_tokens=max_tokens,
         seed=seed if base_url is None else None,  # some servers reject `seed`
     )
-    reports: list[EvalReport] = []
-    names: list[str | None] = list(env_ids) if env_ids else [None]
-    for env_id in names:
+
+    def request_of(env_id: str | None) -> EvalRequest:
         environment = environment_config(env_id, dataset, reward, dict(given), variables)
         slug = _slug(f"{env_id or Path(dataset or '').stem}-{model}")
         directory = output_dir or Path("outputs/evals") / slug
         if output_dir is not None and len(names) > 1:
             directory = output_dir / slug
-        with status_line(f"loading {env_id or dataset}") as show, stdout_kept(for_json=as_json):
-            request = EvalRequest(
-                env_id=environment.id,
-                args=environment.args,
-                variables=environment.variables,
-                model=model,
-                base_url=base_url,
-                api_key_var=api_key_var,
-                prices=prices,
-                split=split,
-                examples=examples,
-                rollouts=rollouts,
-                sampling=sampling,
-                seed=seed,
-                max_concurrent=max_concurrent,
-                timeout=timeout,
-                retries=retries,
-                pass_reward=pass_reward,
-                output_dir=directory,
-                resume=resume,
-                progress=partial(_show_progress, show),
-                on_retry=show,
-            )
+        return EvalRequest(
+            env_id=environment.id,
+            args=environment.args,
+            variables=environment.variables,
+            model=model,
+            base_url=base_url,
+            api_key_var=api_key_var,
+            prices=prices,
+            split=split,
+            examples=examples,
+            rollouts=rollouts,
+            sampling=sampling,
+            seed=seed,
+            max_concurrent=max_concurrent,
+            timeout=timeout,
+            retries=retries,
+            pass_reward=pass_reward,
+            output_dir=directory,
+            resume=resume,
+        )
+
+    reports: list[EvalReport] = []
+    names: list[str | None] = list(env_ids) if env_ids else [None]
+    with status_line("loading environments"), stdout_kept(for_json=as_json):
+        prepared = [prepare_eval(request_of(env_id)) for env_id in names]  # before the first rollout
+    while prepared:  # an evaluated environment is not kept
+        directory = prepared[0].request.output_dir
+        with status_line(f"evaluating {prepared[0].env.name}") as show, stdout_kept(for_json=as_json):
             try:
-                reports.append(run_eval(request))
+                reports.append(run_eval(prepared.pop(0), show))
             except KeyboardInterrupt:
                 typer.echo(f"{directory}: has the finished rollouts; continue with --resume", err=True)
                 raise
@@ -165,10 +167,6 @@ def evaluate(
     if as_json:
         value = values[0] if len(values) == 1 else {"evaluations": values}
         typer.echo(json.dumps(value, ensure_ascii=False))
-
-
-def _show_progress(show: Callable[[str], None], done: int, total: int) -> None:
-    show(f"{done} of {total} rollouts")
 
 
 def _find_model(model: str | None, base_url: str | None) -> str:

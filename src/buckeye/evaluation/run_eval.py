@@ -7,7 +7,7 @@ import json
 import shlex
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from buckeye.base.storage import read_json, write_file
 from buckeye.config.environments import EnvConfig
 from buckeye.config.inference import InferenceConfig
 from buckeye.dataset.environment import NAME as DATASET
+from buckeye.envs.base import Task
 from buckeye.errors import RunError, UsageError
 from buckeye.evaluation.chat_policy import ChatSampling, ChatServer, chat_rollout_runner
 from buckeye.evaluation.figures import Figures, compute_figures
@@ -74,8 +75,6 @@ class EvalRequest:
     pass_reward: float = 1.0
     output_dir: Path
     resume: bool = False
-    progress: Callable[[int, int], None] = field(compare=False, default=lambda done, total: None)
-    on_retry: Callable[[str], None] = field(compare=False, default=lambda text: None)
 
     @property
     def env_config(self) -> EnvConfig:
@@ -191,12 +190,22 @@ def _sampling_text(settings: Mapping[str, Any]) -> str:
     return (", ".join(values) or "defaults of the server") + (f" (defaults: run {run})" if run else "")
 
 
-def run_eval(request: EvalRequest) -> EvalReport:
-    """Run the missing rollouts and write `figures.json`, next to `settings.json` and `rollouts.jsonl`.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PreparedEval:
+    """Evaluation whose environment is loaded, with its split, tasks and recorded settings."""
 
-    Sampling settings that are not given are those of the run that made the model.
-    Raise `UsageError` if the directory holds another evaluation, or this one without `resume`. Raise
-    `RunError` if no rollout could be scored.
+    request: EvalRequest
+    env: NamedEnvironment
+    split: str
+    tasks: Sequence[Task]
+    settings: Mapping[str, Any]
+
+
+def prepare_eval(request: EvalRequest) -> PreparedEval:
+    """Load the environment of an evaluation and its tasks, and write nothing.
+
+    Sampling settings that are not given are those of the run that made the model. Raise `UsageError` if the
+    directory holds another evaluation, or this one without `resume`, and for an unusable environment.
     """
     _refuse_occupied(request)
     if request.base_url is None and not request.resume:  # a complete evaluation needs no model
@@ -205,9 +214,18 @@ def run_eval(request: EvalRequest) -> EvalReport:
     (env,) = load_environments([request.env_config], rollout_timeout=request.timeout)
     split = choose_evaluation_split(env, request.split)
     tasks = first_tasks(env, split, request.examples or -1)
-    settings = request.record(split)
+    return PreparedEval(request=request, env=env, split=split, tasks=tasks, settings=request.record(split))
+
+
+def run_eval(prepared: PreparedEval, show: Callable[[str], None] = lambda text: None) -> EvalReport:
+    """Run the missing rollouts and write `figures.json`, next to `settings.json` and `rollouts.jsonl`.
+
+    `show` receives the progress, and each retry of a request. Raise `UsageError` if the directory holds an
+    evaluation with other settings. Raise `RunError` if no rollout could be scored.
+    """
+    request, env, settings = prepared.request, prepared.env, prepared.settings
     recorded = read_rows(request.output_dir / ROLLOUTS)
-    rollouts = [(task.id, number) for task in tasks for number in range(request.rollouts)]
+    rollouts = [(task.id, number) for task in prepared.tasks for number in range(request.rollouts)]
     complete = {key: recorded[key] for key in rollouts if key in recorded and recorded[key].error is None}
     rows = dict(complete)
     is_incomplete = len(complete) < len(set(rollouts))
@@ -217,7 +235,7 @@ def run_eval(request: EvalRequest) -> EvalReport:
     if is_incomplete:
         log_file = request.output_dir / GATEWAY_LOG
         with local_gateway([request.env_config], log_file, rollouts=request.max_concurrent):
-            rows |= asyncio.run(_run_missing(request, env, split, complete.keys(), len(rollouts)))
+            rows |= asyncio.run(_run_missing(prepared, complete.keys(), len(rollouts), show))
     evaluated = [rows[key] for key in rollouts]
     figures = compute_figures(evaluated, rollouts_per_task=request.rollouts, pass_reward=request.pass_reward)
     report = EvalReport(
@@ -230,7 +248,7 @@ def run_eval(request: EvalRequest) -> EvalReport:
         else (request.prices[0] * figures.prompt_tokens + request.prices[1] * figures.completion_tokens)
         / 1e6,
         notes=(
-            *filter(None, (fallback_note(env, request.split), training_note(request.model, tasks))),
+            *filter(None, (fallback_note(env, request.split), training_note(request.model, prepared.tasks))),
             *_quality_warnings(evaluated),
         ),
         earlier=_find_earlier(request.output_dir, settings),
@@ -306,15 +324,12 @@ def _claim_directory(request: EvalRequest, settings: Mapping[str, Any]) -> None:
 
 
 async def _run_missing(
-    request: EvalRequest,
-    env: NamedEnvironment,
-    split: str,
-    known: Collection[tuple[str, int]],
-    total: int,
+    prepared: PreparedEval, known: Collection[tuple[str, int]], total: int, show: Callable[[str], None]
 ) -> dict[tuple[str, int], EvalRow]:
+    request = prepared.request
     rows: dict[tuple[str, int], EvalRow] = {}
     file = open_rows(request.output_dir / ROLLOUTS)
-    request.progress(len(known), total)
+    show(f"{len(known)} of {total} rollouts")
     try:
         async with model_server(
             request.model,
@@ -322,7 +337,7 @@ async def _run_missing(
             request.api_key_var,
             timeout=request.timeout,
             max_concurrent=request.max_concurrent,
-            on_retry=request.on_retry,
+            on_retry=show,
         ) as server:
 
             def record_rollout(number: int, rollout: Rollout) -> None:
@@ -333,7 +348,7 @@ async def _run_missing(
                 row = make_eval_row(rollout, number)
                 file.append(row.to_line())
                 rows[row.task_id, number] = row
-                request.progress(len(known | rows.keys()), total)
+                show(f"{len(known | rows.keys())} of {total} rollouts")
 
             runner = chat_rollout_runner(
                 server,
@@ -344,9 +359,9 @@ async def _run_missing(
                 max_concurrent=request.max_concurrent,
             )
             await evaluate(
-                env,
+                prepared.env,
                 runner,
-                split=split,
+                split=prepared.split,
                 num_examples=request.examples or -1,
                 rollouts_per_example=request.rollouts,
                 known=known,
