@@ -321,6 +321,8 @@ def parity(row: Mapping[str, Any], environment: Opened) -> dict[str, Any]:
         return {"no_home": row["no_home"]}
     sessions = recorded_sessions(row, environment)
     scored = [session for session in sessions if session.outcome.reward is not None]
+    errors = [s.outcome.error for s in sessions if s.outcome.reward is None]
+    assert len(scored) >= len(errors), f"{len(errors)} sessions have no reward: {errors[0]}"
     path, name = Path(environment.id), environment.id.partition("/")[2]
     home = Home(
         python=environment.python,
@@ -333,7 +335,6 @@ def parity(row: Mapping[str, Any], environment: Opened) -> dict[str, Any]:
     ended = [(ours, theirs) for ours, theirs in pairs if theirs is not None]
     assert ended, "the library gives no reward for any session"
     differ = [pair for pair in ended if abs(pair[0] - pair[1]) > TOLERANCE]
-    errors = [s.outcome.error for s in sessions if s.outcome.reward is None]
     return {
         "sessions": len(sessions),
         "replies": sum(len(session.replies) for session in sessions),
@@ -365,7 +366,7 @@ def recorded_sessions(row: Mapping[str, Any], opened: Opened) -> list[Session]:
 
     async def run(policy: RecordedReplies) -> Session:
         async with slots:
-            return await run_session(environment, policy)
+            return await run_session(environment, policy, TRAIN_SECONDS)
 
     async def run_all() -> list[Session]:
         try:

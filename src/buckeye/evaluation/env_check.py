@@ -21,6 +21,7 @@ from buckeye.evaluation import content_free
 from buckeye.evaluation.checks import rollout_checks, task_checks
 from buckeye.evaluation.checks.chance import chance_by_group
 from buckeye.evaluation.checks.fingerprint import fingerprint, fingerprint_in_new_process
+from buckeye.evaluation.checks.judge_bias import JudgeBias, measure_judge
 from buckeye.evaluation.checks.result import CheckResult, CheckStatus
 from buckeye.evaluation.checks.samples import SplitSample, probes_of, read_probes, sample_splits
 from buckeye.evaluation.checks.scripted_runner import ScriptedRunner
@@ -65,6 +66,7 @@ class EnvCheckReport:
     sizes: Mapping[str, int]
     checks: Sequence[CheckResult]
     probes: Sequence[rollout_checks.ProbeResult]
+    judge: Sequence[JudgeBias]
     scores: Sequence[content_free.ContentFreeScore]
     chance: Mapping[tuple[str, str], float]
     missed: Mapping[str, int]
@@ -116,6 +118,7 @@ class EnvCheckReport:
                 }
                 for result in self.probes
             ],
+            "judge": [asdict(bias) for bias in self.judge],
             "content_free": [
                 {
                     "split": score.split,
@@ -204,6 +207,8 @@ async def _run_rollout_checks(
     rewarded = await rollout_checks.check_answers_rewarded(runner, samples, policies.formats)
     begin_phase("repeated replies", 0.55)
     same_grade = await rollout_checks.check_grades_repeatable(runners, samples, policies.formats, probes)
+    begin_phase("bias of the judge", 0.65)
+    judged, biases = await measure_judge(runner, samples, policies.formats[-1], options.limit)
     begin_phase("content-free policies", 0.8)
     scores = await content_free.score_content_free(runner, policies, samples, progress=options.progress)
     begin_phase("search for the best constant", 0.9)
@@ -224,9 +229,11 @@ async def _run_rollout_checks(
             rollout_checks.check_all_graded(runner),
             unscored,
             rollout_checks.check_reward_range(runner),
+            *judged,
             rollout_checks.check_content_free(scores, options.limit, chance),
         ],
         probes=results,
+        judge=biases,
         scores=scores,
         chance=chance,
         missed=sum((runner.missed for runner in runners), Counter()),

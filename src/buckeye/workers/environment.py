@@ -59,6 +59,7 @@ class WorkerEnvironment:
         self.name: str = info["name"]
         self.splits: tuple[str, ...] = tuple(info["splits"])
         self.turns: int | None = info.get("turns")
+        self.judged: tuple[str, ...] = tuple(info.get("judged", ()))
         self._pool = pool
         self._tasks: dict[str, tuple[Task, ...]] = {}
         self._finalizer = weakref.finalize(self, worker_loop().register(pool))

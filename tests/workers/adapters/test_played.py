@@ -13,6 +13,9 @@ from tests.workers.adapters.venvs import CACHE, python_of
 from tests.workers.proxy.players import scripted
 
 from buckeye.errors import UsageError
+from buckeye.evaluation.checks.judge_bias import measure_judge
+from buckeye.evaluation.checks.samples import sample_splits
+from buckeye.evaluation.checks.scripted_runner import ScriptedRunner
 from buckeye.inference.render import ChatRenderer
 
 HERE = Path(__file__).resolve().parent
@@ -283,3 +286,14 @@ def test_openai_agents_sdk_runs_unchanged(tmp_path):
     assert [(outcome.reward, outcome.error) for _, _, outcome in played] == [(1.0, None), (0.0, None)]
     assert [len(speaker.said) for _, speaker, _ in played] == [2, 2]
     assert [outcome.components for _, _, outcome in played] == [{"tool_calls": 1.0}, {"tool_calls": 1.0}]
+
+
+@pytest.mark.parametrize("venv", V0)
+def test_the_judge_of_verifiers_v0_is_known_and_its_length_bias_measured(venv):
+    """The judge says yes to all padded replies and to no other."""
+    environment = opened(PACKAGES / "judged_v0.py", python_of(venv))
+    assert environment.judged == ("approved",)
+    samples = sample_splits(environment, ["train"], per_family=20, seed=0)
+    checks, (bias,) = asyncio.run(measure_judge(ScriptedRunner(environment), samples, None, 0.03))
+    assert (bias.component, bias.value, bias.calls) == ("approved", 1.0, 80)
+    assert [check.status for check in checks] == ["warning"]

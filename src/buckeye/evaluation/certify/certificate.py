@@ -19,7 +19,7 @@ from buckeye.errors import BuckeyeError, UsageError
 from buckeye.evaluation.certify.identity import changes, identify
 from buckeye.evaluation.certify.measures import measure_sessions
 from buckeye.evaluation.certify.parity import installed_parity, last_line
-from buckeye.evaluation.certify.resources import Measurement, Verdict
+from buckeye.evaluation.certify.resources import Measurement, Verdict, rounded
 from buckeye.evaluation.checks.result import CheckStatus
 from buckeye.evaluation.checks.samples import probes_of
 from buckeye.evaluation.env_check import CheckOptions, EnvCheckReport, check_environment
@@ -175,6 +175,9 @@ def _from_report(report: EnvCheckReport) -> list[Measurement]:
         "probes": {"probes": len(report.probes), "wrong": sum(not p.is_expected for p in report.probes)},
         "every reply is graded": {"rollouts": report.rollouts, "errored": report.errored},
     }
+    for bias in report.judge:
+        values = {"value": bias.value, "low": bias.low, "high": bias.high, "calls": bias.calls}
+        numbers.setdefault(f"{bias.kind} bias of the judge", {name: rounded(v) for name, v in values.items()})
     if best is not None:
         chance = report.chance[best.group]
         numbers["content-free policies"] = {"reward": round(best.mean, 4), "chance": round(chance, 4)}

@@ -28,9 +28,10 @@ class Adapter(Protocol):
     """One loaded environment."""
 
     def info(self) -> Json:
-        """Return the `name`, the `splits`, and optionally two other values.
+        """Return the `name`, the `splits`, and optionally three other values.
 
         `group_rewards` is True if rewards depend on the whole group. `turns` is the maximum of a rollout.
+        `judged` names the components that a judge model gives.
         """
         ...
 

@@ -61,6 +61,7 @@ class BuckeyeEnvironment(Adapter):
             "splits": [split for split in ("train", "eval") if self._has_split(split)],
             "group_rewards": self._scores_groups,
             "turns": getattr(self._env, "turns", None),
+            "judged": list(getattr(self._env, "judged", ())),
         }
 
     def _has_split(self, split: str) -> bool:

@@ -53,6 +53,7 @@ class VerifiersV0:
             "name": self._name,
             "splits": list(self._splits()),
             "group_rewards": self._scores_groups(),
+            "judged": [name for rubric in _rubrics(self._env.rubric) for name in _judged(rubric)],
         }
 
     def _splits(self) -> dict[str, Callable[[], Any]]:
@@ -176,6 +177,14 @@ def _rubrics(rubric: Any) -> Iterator[Any]:
         yield from _rubrics(inner)
     for inner in getattr(rubric, "env_map", {}).values():
         yield from _rubrics(inner.rubric)
+
+
+def _judged(rubric: Any) -> Iterator[str]:
+    """Yield the names of the reward functions that a rubric gives its judge."""
+    if "judge" in getattr(rubric, "class_objects", {}):
+        for function in rubric.funcs:
+            if "judge" in inspect.signature(function).parameters:
+                yield function.__name__
 
 
 def _is_group(rubric: Any, function: Callable[..., Any]) -> bool:
