@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import itertools
 import json
+import os
 import random
 import shutil
 import socket
@@ -44,8 +45,9 @@ ROWS = table_rows()
 COMPARED = [name for name, row in ROWS.items() if row["ecosystem"] in ("gymnasium", "inspect-ai", "ors-sdk")]
 
 
-@pytest.mark.parametrize("name", [*COMPARED, "bfcl-eval/simple_java"])
-def test_rewards_are_those_of_the_library(name, tmp_path):
+@pytest.mark.parametrize("name", [*COMPARED, "bfcl-eval/simple_java", "tool_v1"])
+def test_rewards_are_those_of_the_library(name, tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", os.defpath)  # programs of the library are in its interpreter
     compared = parity(ROWS[name], environment_of(ROWS[name], tmp_path / "tasks.jsonl"))
     assert (compared["differ"], compared["errors"], compared["equal"]) == ([], 0, 50)
 

@@ -250,7 +250,6 @@ def agent(name: str, args: Json, sessions: Sequence[Json]) -> list[float | None]
             variables = {"OPENAI_BASE_URL": f"{url}/v1", "OPENAI_API_KEY": "none", "BUCKEYE_MODEL": "replay"}
             variables |= {"ANTHROPIC_BASE_URL": url, "ANTHROPIC_API_KEY": "none"}
             variables |= {"BUCKEYE_TASK": str(task), "BUCKEYE_RESULT": str(result)}
-            variables["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
             environ, cwd = os.environ | variables, args.get("cwd")
             done = subprocess.run(  # noqa: S603  the program of the environment
                 args["command"], env=environ, cwd=cwd, capture_output=True, check=False
@@ -405,5 +404,7 @@ RUNNERS = {
 if __name__ == "__main__":
     request = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     sys.path[:0] = request["path"]
+    programs = os.path.dirname(sys.executable)  # programs installed with the environment come first
+    os.environ["PATH"] = os.pathsep.join([programs, os.environ.get("PATH", os.defpath)])
     result = RUNNERS[request["runner"]](request["name"], request["args"], request["sessions"])
     sys.stdout.write("\n" + json.dumps(result) + "\n")
