@@ -88,6 +88,8 @@ DEFECTS = [
         "train and held-out are disjoint",
         "60 of 60 tasks of eval are also in train; for example eval-",
     ),
+    ("reworded", WARNING, "train and held-out are disjoint", "only in spaces or case; for example eval-"),
+    ("two answers", WARNING, "accepted answers are rewarded", "for both tasks; for example '<answer>"),
     ("one id", ERROR, "task ids", "id same is used for two tasks: one in train, one in train"),
     ("another each time", ERROR, "same tasks when loaded again", "the first time, "),
     ("dice", ERROR, "grades are repeatable", "then reward 0."),
@@ -97,13 +99,24 @@ DEFECTS = [
     ("wrong probe", ERROR, "probes", "1 of 2 wrong; for example 'right': got 1, expected 0.5"),
     ("pays nothing", ERROR, "accepted answers are rewarded", "30 of 30 answers have a reward below 0.5"),
     ("raises", ERROR, "every reply is graded", "LookupError: no tag in the reply"),
+    ("ascii", ERROR, "every reply is graded", "UnicodeEncodeError: 'ascii' codec can't encode"),
     ("swallows", ERROR, "errors are not scored", "reward 0 although the engine failed, on train-"),
     ("endless", ERROR, "every reply is graded", "the rollout requested more than 1000 replies"),
 ]
 
 
 SLOW = {"number shown", "echo", "letters", "dump", "too much", "endless"}
-ALONE = {"shown", "overlap", "wrong probe", "swallows", "echo", "uneven choice"}
+ALONE = {
+    "shown",
+    "overlap",
+    "reworded",
+    "two answers",
+    "ascii",
+    "wrong probe",
+    "swallows",
+    "echo",
+    "uneven choice",
+}
 WITH_OTHERS = {
     "number shown": {"no answer in the prompt", "content-free policies"},  # it is the last number
     "too much": {"rewards from 0 to 1", "probes"},

@@ -18,7 +18,7 @@ def word(text):
 
 
 def make(split, index, variant):
-    shown = word(f"{'train' if variant == 'overlap' else split}/{index}")
+    shown = word(f"{'train' if variant in ('overlap', 'reworded') else split}/{index}")
     answer = "moon" if variant == "constant" else shown[::-1]
     prompt = f'Write "{shown}" backwards. Put only the word in <answer></answer>.'
     if variant in ("choice", "uneven choice"):
@@ -29,6 +29,8 @@ def make(split, index, variant):
         answer = 300 + index * 7919 % 6007
         prompt = f"Find number {index} of {split} in section 3{answer}.1. Put it in <answer></answer>."
         prompt += f" (Hint: {answer:,}.0)" if variant == "number shown" else ""
+    if variant == "reworded" and split == "eval":
+        prompt = prompt.replace("Put only", " put  only")
     if variant == "shown":
         prompt += f" For instance {answer.upper()}!"
     data = {} if variant in ("letters", "no answers") else {"accept": (answer,)}
@@ -80,6 +82,8 @@ class Toy(SingleTurnEnvironment):
                 return Outcome(reward=right, components={"call": float(next(CALLS))})
             case "too much":
                 right *= 1.5
+            case "two answers":
+                right = float(answer in said)
             case "rounded":
                 right *= 1 + 2e-16
             case "not a number":
@@ -90,6 +94,8 @@ class Toy(SingleTurnEnvironment):
                 right = 0.0
             case "always raises":
                 raise LookupError("no task at all")
+            case "ascii":
+                said.encode("ascii")
             case "raises" if not said:
                 raise LookupError("no tag in the reply")
         return Outcome(reward=right)

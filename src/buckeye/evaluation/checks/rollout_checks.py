@@ -38,6 +38,9 @@ MIN_ANSWER_REWARD = 0.5
 TASK_TOOLS = "tools of tasks exist"
 """Name of the check of the tools and arguments that tasks name."""
 
+_UNUSUAL = ("é, 你好, 🙂 and ∞", "²", "9" * 400)
+"""Texts that graders forget: letters beyond ASCII, a digit that is not a number, and a huge number."""
+
 _ANSWER_TASKS = 20
 _REGRADED_TASKS = 5
 _FIRST_REGRADED = 8
@@ -127,9 +130,9 @@ async def check_answers_rewarded(
     if not tested:
         return out_of_time_result(name)
     if not failing:
-        return CheckResult(
-            name, "pass", f"{tested:,} answers have a reward of at least {MIN_ANSWER_REWARD:g}"
-        )
+        detail = f"{tested:,} answers have a reward of at least {MIN_ANSWER_REWARD:g}"
+        both = await _both_rewarded(runner, answers, best, formats)
+        return CheckResult(name, "warning" if both else "pass", f"{detail}{both}")
     split, task, answer, highest = failing[0]
     if len(failing) == tested and not any(written_answers(task) for _, task, _, _ in failing):
         return CheckResult(
@@ -147,6 +150,34 @@ async def check_answers_rewarded(
         f"{answer!r} for {task.id} of {split}: {highest:g} ({shown}). If replies need another format, "
         "add a probe that has it",
     )
+
+
+async def _both_rewarded(
+    runner: ScriptedRunner,
+    answers: Sequence[tuple[str, Task, str]],
+    best: Sequence[float | None],
+    formats: Sequence[str | None],
+) -> str:
+    """Return an addition to the detail if replies with the answers of two tasks are rewarded for both."""
+    first = {task.id: (task, answer, reward) for (_, task, answer), reward in zip(answers, best, strict=True)}
+    tasks = [(task, answer, reward) for task, answer, reward in first.values() if reward is not None]
+    pairs = [
+        (one, other)
+        for one, other in zip(tasks[::2], tasks[1::2], strict=False)
+        if not set(accepted_answers(one[0])) & set(accepted_answers(other[0]))
+    ]
+    forms = dict.fromkeys([*formats, *USUAL_FORMATS])
+    found = list[str]()
+    for one, other in pairs:
+        replies = [apply_format(form, f"{one[1]} or {other[1]}") for form in forms]
+        for side in (one, other):
+            results = await runner.run_all([(side[0], reply) for reply in replies])
+            rewarded = {r.reply for r in results if r is not None and r.reward >= side[2] - TOLERANCE}
+            replies = [reply for reply in replies if reply in rewarded]
+        found += replies[:1]
+    if not pairs or 2 * len(found) < len(pairs):
+        return ""
+    return f", and replies with two answers have it for both tasks; for example {shortened(found[0])!r}"
 
 
 def _is_rewarded(reward: float) -> bool:
@@ -176,10 +207,12 @@ async def check_grades_repeatable(
     """Check that a reply to a task gets equal outcomes in repeated rollouts.
 
     The rollouts are repeated in reverse order, also in a second object of the environment. Their replies are
-    accepted answers, the question itself, empty replies, and the probes.
+    accepted answers, the question itself, empty replies, unusual texts, and the probes.
     """
     name = "grades are repeatable"
     replies: list[tuple[Task, str]] = [(probe.task, probe.reply) for probe in probes]
+    firsts = [tasks[0] for _, _, tasks in groups_of(samples)]
+    replies += [(task, apply_format(form, text)) for task in firsts for text in _UNUSUAL for form in formats]
     for place in range(_REGRADED_TASKS):
         for _, _, tasks in groups_of(samples):
             for task in tasks[place : place + 1]:

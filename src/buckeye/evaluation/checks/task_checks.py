@@ -14,7 +14,7 @@ from buckeye.evaluation.checks.chance import is_above, option_count
 from buckeye.evaluation.checks.fingerprint import Fingerprint, first_difference
 from buckeye.evaluation.checks.result import NO_ANSWERS, CheckResult, out_of_time_result, shortened
 from buckeye.evaluation.checks.samples import SplitSample, family_of
-from buckeye.evaluation.checks.task_text import accepted_answers, prompt_contains, prompt_of
+from buckeye.evaluation.checks.task_text import accepted_answers, normalize, prompt_contains, prompt_of
 
 _NOTE_RATIO = 2.0
 """Maximum ratio for the status "pass". Above this ratio, the status is "note".
@@ -172,6 +172,17 @@ def check_splits_disjoint(samples: Sequence[SplitSample]) -> CheckResult:
                 f"{len(shared):,} of {len(sample.scanned):,} tasks of {sample.name} are also in train; for "
                 f"example {shared[0].id} (same {key}): {_quoted(shared[0])}",
             )
+    reworded = {_reworded_key(task) for task in train[0].scanned}
+    for sample in held_out:
+        answered = [task for task in sample.scanned if accepted_answers(task)]
+        shared = [task for task in answered if _reworded_key(task) in reworded]
+        if shared:
+            return CheckResult(
+                name,
+                "warning",
+                f"{len(shared):,} of {len(sample.scanned):,} tasks of {sample.name} differ from a task of "
+                f"train only in spaces or case; for example {shared[0].id}: {_quoted(shared[0])}",
+            )
     extents = ", ".join(f"{sample.name} {sample.extent}" for sample in samples)
     return CheckResult(name, "pass", f"no id or prompt in common ({extents})")
 
@@ -183,6 +194,11 @@ def _content(task: Task) -> tuple[str, frozenset[str]]:
 def _prompt_key(task: Task) -> str:
     shown = [*(dict(message) for message in task.messages), task.data.get(START)]
     return json.dumps(shown, sort_keys=True, default=repr)
+
+
+def _reworded_key(task: Task) -> tuple[str, str, frozenset[str]]:
+    words = " ".join(normalize(prompt_of(task)).split())
+    return words, repr(task.data.get(START)), frozenset(accepted_answers(task))
 
 
 def _quoted(task: Task) -> str:
