@@ -94,6 +94,7 @@ DEFECTS = [
     ("another each time", ERROR, "same tasks when loaded again", "the first time, "),
     ("dice", ERROR, "grades are repeatable", "then reward 0."),
     ("memory", ERROR, "grades are repeatable", "(done, call "),
+    ("wears off", ERROR, "grades are repeatable", "reward 1.0 (done), then reward 0.5 (done)"),
     ("too much", WARNING, "rewards from 0 to 1", "1.5 for train-"),
     ("not a number", ERROR, "every reply is graded", "the reward is nan, which is not finite"),
     ("wrong probe", ERROR, "probes", "1 of 2 wrong; for example 'right': got 1, expected 0.5"),

@@ -84,6 +84,8 @@ class Toy(SingleTurnEnvironment):
                 right *= 1.5
             case "two answers":
                 right = float(answer in said)
+            case "wears off":
+                right *= 1.0 if next(CALLS) < 30 else 0.5
             case "rounded":
                 right *= 1 + 2e-16
             case "not a number":

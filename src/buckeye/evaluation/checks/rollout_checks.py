@@ -38,8 +38,8 @@ MIN_ANSWER_REWARD = 0.5
 TASK_TOOLS = "tools of tasks exist"
 """Name of the check of the tools and arguments that tasks name."""
 
-_UNUSUAL = ("é, 你好, 🙂 and ∞", "²", "9" * 400)
-"""Texts that graders forget: letters beyond ASCII, a digit that is not a number, and a huge number."""
+_UNUSUAL = ("é, 你好, 🙂 and ∞", "²", "9" * 400, '{"')
+"""Texts that graders forget: letters beyond ASCII, a digit without a value, a huge number, broken JSON."""
 
 _ANSWER_TASKS = 20
 _REGRADED_TASKS = 5
@@ -207,7 +207,8 @@ async def check_grades_repeatable(
     """Check that a reply to a task gets equal outcomes in repeated rollouts.
 
     The rollouts are repeated in reverse order, also in a second object of the environment. Their replies are
-    accepted answers, the question itself, empty replies, unusual texts, and the probes.
+    accepted answers, the question itself, empty replies, unusual texts, and the probes. The first rollouts of
+    the whole check are repeated, too.
     """
     name = "grades are repeatable"
     replies: list[tuple[Task, str]] = [(probe.task, probe.reply) for probe in probes]
@@ -222,10 +223,8 @@ async def check_grades_repeatable(
                 ]
                 replies += [(task, question_of(task)), (task, "")]
     compared, start = 0, 0
-    while start < len(replies):
-        end = 2 * start + _FIRST_REGRADED
-        results = await runners[0].run_all(replies[start:end])
-        first = [rollout for rollout in results if rollout is not None and rollout.outcome.error is None]
+    first = list(runners[0].first)
+    while first or start < len(replies):
         for runner in runners:
             repeated = await runner.run_all([(rollout.task, rollout.reply) for rollout in reversed(first)])
             for before, after in zip(reversed(first), repeated, strict=True):
@@ -235,6 +234,9 @@ async def check_grades_repeatable(
                     detail = f"{before.task.id}: {_grade(before)}, then {_grade(after)}"
                     return CheckResult(name, "error", f"{detail}, for reply {shortened(before.reply)!r}")
                 compared += 1
+        end = 2 * start + _FIRST_REGRADED
+        results = await runners[0].run_all(replies[start:end])
+        first = [rollout for rollout in results if rollout is not None and rollout.outcome.error is None]
         start = end
     if not compared:
         return _no_reward_result(name, runners[0])

@@ -18,6 +18,7 @@ TOLERANCE = 1e-9
 """Tolerance for rounding of a reward."""
 
 _CONCURRENT = 8
+_FIRST = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,8 @@ class ScriptedRollout:
 class ScriptedRunner:
     """Runner of rollouts with scripted replies that records errors and rewards outside [0, 1].
 
+    `first` are its first rollouts without an error.
+
     `begin_phase` sets the current phase and its deadline. Rollouts after the deadline are skipped, and
     rollouts that the deadline cuts off are dropped. Both count as `missed`, not as errors.
     """
@@ -44,6 +47,7 @@ class ScriptedRunner:
     def __init__(self, environment: Environment) -> None:
         self.environment = environment
         self.rollouts = 0
+        self.first: list[ScriptedRollout] = []
         self.errored: list[ScriptedRollout] = []
         self.out_of_range: list[ScriptedRollout] = []
         self.missed: Counter[str] = Counter()
@@ -92,4 +96,6 @@ class ScriptedRunner:
             self.errored.append(rollout)
         elif not -TOLERANCE <= rollout.reward <= 1.0 + TOLERANCE:
             self.out_of_range.append(rollout)
+        if rollout.outcome.error is None and len(self.first) < _FIRST:
+            self.first.append(rollout)
         return rollout
