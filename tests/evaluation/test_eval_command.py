@@ -151,6 +151,8 @@ def test_several_environments_are_evaluated_and_resumed(environment, tmp_path):
         assert run_here(*argv, cwd=tmp_path).returncode == 2
         misspelled = run_here(*argv[:2], "othr.py", *argv[3:], cwd=tmp_path)
         assert (misspelled.returncode, "othr.py" in misspelled.stderr) == (2, True)
+        twice = run_here(*argv[:2], "./numbers.py", *argv[3:], cwd=tmp_path)
+        assert (twice.returncode, "BK-CLI-CONFLICT" in twice.stderr) == (2, True)
         assert (requests, (tmp_path / "results").exists()) == ([], False)
         other.write_text(ENVIRONMENT.replace('"numbers"', '"other"'))
         assert run_here(*argv, cwd=tmp_path).returncode == 0

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
@@ -29,6 +30,9 @@ from buckeye.evaluation.environment_args import (
     BaseUrlOption,
     environment_args,
 )
+
+if TYPE_CHECKING:
+    from buckeye.evaluation.run_eval import EvalRequest
 
 ModelOption = Annotated[
     str,
@@ -152,7 +156,9 @@ def evaluate(
     reports: list[EvalReport] = []
     names: list[str | None] = list(env_ids) if env_ids else [None]
     with status_line("loading environments"), stdout_kept(for_json=as_json):
-        prepared = [prepare_eval(request_of(env_id)) for env_id in names]  # before the first rollout
+        requests = [request_of(env_id) for env_id in names]
+        _refuse_shared_folders(requests)
+        prepared = list(map(prepare_eval, requests))  # before the first rollout
     while prepared:  # an evaluated environment is not kept
         directory = prepared[0].request.output_dir
         with status_line(f"evaluating {prepared[0].env.name}") as show, stdout_kept(for_json=as_json):
@@ -167,6 +173,20 @@ def evaluate(
     if as_json:
         value = values[0] if len(values) == 1 else {"evaluations": values}
         typer.echo(json.dumps(value, ensure_ascii=False))
+
+
+def _refuse_shared_folders(requests: Sequence[EvalRequest]) -> None:
+    """Raise UsageError if two evaluations have the same folder."""
+    known: dict[Path, str] = {}
+    for request in requests:
+        folder = request.output_dir
+        if folder in known:
+            raise UsageError(
+                f"the evaluations of {known[folder]} and {request.env_id} have the same folder, {folder}",
+                code="BK-CLI-CONFLICT",
+                hint="evaluate them with two commands, each with --output-dir",
+            )
+        known[folder] = request.env_id
 
 
 def _find_model(model: str | None, base_url: str | None) -> str:
