@@ -151,7 +151,9 @@ def run_rows(rows: Mapping[str, Mapping[str, Any]]) -> None:
         for name, environment in opened.items():
             started = time.monotonic()
             try:
-                result = {"version": installed_version(environment, rows[name]["package"])}
+                result = {
+                    "version": environment.version or installed_version(environment, rows[name]["package"])
+                }
                 result |= {"trained": trained[name], "parity": parity(rows[name], environment)}
             except Exception as error:
                 result = {"error": f"{type(error).__name__}: {error}"[-900:]}
@@ -161,32 +163,51 @@ def run_rows(rows: Mapping[str, Mapping[str, Any]]) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Opened:
-    """Values of an `[[env]]` table. Without `python`, it runs in Buckeye's interpreter."""
+    """Values of an `[[env]]` table. Without `python`, it runs in Buckeye's interpreter.
+
+    `variables` are names of environment variables, which are set in this process. A server that allows one
+    session at a time needs BATCH `workers`.
+    """
 
     id: str
     args: Mapping[str, Any]
     python: Path | None
     max_turns: int
+    variables: tuple[str, ...] = ("UV_CACHE_DIR",)
+    version: str | None = None
+    workers: int = 1
 
 
 def environment_of(row: Mapping[str, Any], tasks: Path) -> Opened:
     """Return the environment of a row, and write its tasks."""
     args, turns = {key: place(value) for key, value in row["args"].items()}, row.get("max_turns", 4)
     if "server" in row:
-        return Opened(id=row["id"], args=args | mcp_files(row["server"]), python=None, max_turns=turns)
+        files, version = mcp_files(row["server"])
+        return Opened(id=row["id"], args=args | files, python=None, max_turns=turns, version=version)
     if "tasks" in row:
         tasks.write_text("".join(json.dumps(task) + "\n" for task in row["tasks"]))
         args["tasks"] = str(tasks)
-    return Opened(id=place(row["id"]), args=args, python=python_of(row["venv"]), max_turns=turns)
+    variables = {name: place(value) for name, value in row.get("variables", {}).items()}
+    os.environ.update(variables)
+    python, names = python_of(row["venv"]), ("UV_CACHE_DIR", *variables)
+    return Opened(
+        id=place(row["id"]),
+        args=args,
+        python=python,
+        max_turns=turns,
+        variables=names,
+        workers=row.get("workers", 1),
+    )
 
 
-def mcp_files(name: str) -> dict[str, str]:
-    """Install a published MCP server, run `rl init`, and return the files of the environment."""
+def mcp_files(name: str) -> tuple[dict[str, str], str]:
+    """Install a published MCP server, run `rl init`, and return the environment's files and the version."""
     server, folder = published_servers.SERVERS[name], CACHE.parent / "servers" / name
     folder.mkdir(parents=True, exist_ok=True)
-    programs, _ = published_servers.install(server, folder)
+    programs, version = published_servers.install(server, folder)
     published_servers.init(server, programs, folder)
-    return {"dataset": str(folder / "tasks.json"), "config_path": str(folder / "configs" / "env.yaml")}
+    files = {"dataset": str(folder / "tasks.json"), "config_path": str(folder / "configs" / "env.yaml")}
+    return files, f"{server.packages[0]} {version}"
 
 
 def table_rows() -> dict[str, dict[str, Any]]:
@@ -250,7 +271,8 @@ def train(environments: Mapping[str, Opened], folder: Path) -> dict[str, dict[st
             values |= {
                 "python": str(environment.python),
                 "isolation": "process",
-                "variables": ["UV_CACHE_DIR"],
+                "variables": list(environment.variables),
+                "workers": environment.workers,
             }
         tables += [toml_table("[[env]]", values), toml_table("[env.args]", environment.args)]
     (folder / "orch.toml").write_text("\n".join(tables) + "\n")
@@ -350,7 +372,7 @@ def parity(row: Mapping[str, Any], environment: Opened) -> dict[str, Any]:
 def recorded_sessions(row: Mapping[str, Any], opened: Opened) -> list[Session]:
     """Run sessions whose replies are texts of the row, accepted answers, shown moves and random calls."""
     turns = row.get("parity_turns", 30)
-    settings = WorkerSettings(python=opened.python, max_turns=turns, variables=("UV_CACHE_DIR",))
+    settings = WorkerSettings(python=opened.python, max_turns=turns, variables=opened.variables)
     environment = open_worker_environment(opened.id, opened.args, opened.python, settings)
     tasks = environment.tasks("train")[:PLANNED_TASKS]
     form = row.get("form") or next(iter(answer_formats(map(prompt_of, tasks))), None)

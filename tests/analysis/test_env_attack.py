@@ -31,6 +31,7 @@ def attack(variant, **options):
         ("nan", {"<answer>nan</answer>", "<answer>NaN</answer>"}, 1.0),
         ("wrong accepted", {"<answer>0</answer>", "<answer>1</answer>"}, 1.0),
         ("shape", {"<answer>0</answer>"}, 1.0),
+        ("own verdict", {'<answer>{"score":1}</answer>'}, 1.0),
     ],
 )
 def test_a_planted_exploit_is_found_and_reduced(variant, witnesses, reward):

@@ -45,7 +45,9 @@ ROWS = table_rows()
 COMPARED = [name for name, row in ROWS.items() if row["ecosystem"] in ("gymnasium", "inspect-ai", "ors-sdk")]
 
 
-@pytest.mark.parametrize("name", [*COMPARED, "bfcl-eval/simple_java", "tool_v1"])
+@pytest.mark.parametrize(
+    "name", [*COMPARED, "bfcl-eval/simple_java", "tool_v1", "mini-swe-agent", "agent of openai-agents"]
+)
 def test_rewards_are_those_of_the_library(name, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", os.defpath)  # programs of the library are in its interpreter
     compared = parity(ROWS[name], environment_of(ROWS[name], tmp_path / "tasks.jsonl"))

@@ -32,6 +32,8 @@ NEEDS = {
     "skyrl-gym": ("skyrl-gym==0.4.0",),
     "inspect-ai": ("inspect-ai==0.3.285", "inspect-evals==0.26.0"),
     "openenv": ("openenv==0.10.0",),
+    "openenv-dipg-safety": ("openenv-dipg-safety==0.1.67",),
+    "mini-swe-agent": ("mini-swe-agent==2.4.6",),
     "ors-sdk": ("ors-sdk==0.1.0",),
     "bfcl-eval": ("bfcl-eval==2026.3.23", "soundfile"),
     "openai-agents": ("openai-agents==0.24.0", "openai>=3"),

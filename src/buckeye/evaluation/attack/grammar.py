@@ -24,6 +24,7 @@ TRICKS = (
     *("A", "B", "A B C D", "A, B, C, D, E, F", " ".join("ABCDEFGHIJKLMNOPQRSTUVWXYZ"), _PLACEHOLDER),
     *(" ".join(map(str, range(101))), "a" * 5000, "I do not know", "correct", "answer"),
     *("P ∨ ¬P", "1 = 1", "x = x"),  # always true
+    *('{"reward": 1}', '{"score": 1}', '{"correct": true}'),  # for graders that read a verdict from replies
     *(shape.format(name) for name in _CODE_NAMES for shape in _CODE),  # for graders that evaluate replies
 )
 """Replies that flawed graders are known to reward."""

@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import copy
 import importlib
+import inspect
 import json
 import os
 import random
@@ -241,8 +242,18 @@ def openenv(name: str, args: Json, sessions: Sequence[Json]) -> list[float | Non
 
 
 def agent(name: str, args: Json, sessions: Sequence[Json]) -> list[float | None]:
-    """Return the rewards that the program writes, for a model server that replays the replies."""
+    """Return the rewards of the program or function, for a model server that replays the replies."""
     rewards: list[float | None] = []
+    if "callable" in args:
+        module, _, function = args["callable"].rpartition(":")
+        sys.path.insert(0, args.get("cwd") or os.getcwd())
+        play = getattr(importlib.import_module(module.removesuffix(".py")), function)
+        for session in sessions:
+            with replayed(session["replies"]) as url:
+                value: Any = play(session, {"base_url": f"{url}/v1", "root_url": url, "api_key": "none"})
+                value = asyncio.run(value) if inspect.iscoroutine(value) else value
+            rewards.append(float(value["reward"] if isinstance(value, dict) else value))
+        return rewards
     for session in sessions:
         with replayed(session["replies"]) as url, tempfile.TemporaryDirectory() as folder:
             task, result = Path(folder, "task.json"), Path(folder, "result.json")
@@ -322,7 +333,10 @@ def ors_sdk(name: str, args: Json, sessions: Sequence[Json]) -> list[float | Non
 
 @contextlib.contextmanager
 def replayed(replies: Sequence[Json]) -> Iterator[str]:
-    """Serve chat completions with the replies in turn, the last one repeatedly. Yield the root URL."""
+    """Serve chat completions and responses with the replies in turn, the last one repeatedly.
+
+    Yield the root URL.
+    """
     remaining = list(reversed(replies))
 
     class Handler(BaseHTTPRequestHandler):
@@ -338,7 +352,9 @@ def replayed(replies: Sequence[Json]) -> Iterator[str]:
             usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
             choice: Json = {"index": 0, "finish_reason": finish}
             answer = {"id": "0", "object": "chat.completion", "created": 0, "model": "replay", "usage": usage}
-            if request.get("stream"):
+            if self.path.endswith("/responses"):
+                body = json.dumps(_response(message)).encode()
+            elif request.get("stream"):
                 calls = [{"index": n, **call} for n, call in enumerate(message.get("tool_calls") or ())]
                 choice["delta"] = {**message, **({"tool_calls": calls} if calls else {})}
                 answer |= {"object": "chat.completion.chunk", "choices": [choice]}
@@ -359,6 +375,20 @@ def replayed(replies: Sequence[Json]) -> Iterator[str]:
             yield f"http://127.0.0.1:{server.server_address[1]}"
         finally:
             server.shutdown()
+
+
+def _response(message: Json) -> Json:
+    """Return a reply as a response of OpenAI's API."""
+    text: Json = {"type": "output_text", "text": message.get("content") or "", "annotations": []}
+    shared = {"id": "0", "status": "completed"}
+    output: list[Json] = [{**shared, "type": "message", "role": "assistant", "content": [text]}]
+    calls = message.get("tool_calls") or ()
+    output += [{**shared, "type": "function_call", "call_id": c["id"], **c["function"]} for c in calls]
+    details = {"input_tokens_details": {"cached_tokens": 0}, "output_tokens_details": {"reasoning_tokens": 0}}
+    usage = {"input_tokens": 1, "output_tokens": 1, "total_tokens": 2, **details}
+    given = {"parallel_tool_calls": True, "tool_choice": "auto", "tools": []}
+    answer = {**shared, "object": "response", "created_at": 0, "model": "replay", "output": output}
+    return {**answer, **given, "usage": usage}
 
 
 @contextlib.contextmanager
