@@ -90,6 +90,12 @@ DEFECTS = [
     ),
     ("reworded", WARNING, "train and held-out are disjoint", "only in spaces or case; for example eval-"),
     ("two answers", WARNING, "accepted answers are rewarded", "for both tasks; for example '<answer>"),
+    (
+        "feedback shows the answer",
+        WARNING,
+        "no answer in later messages",
+        "40 of 40 conversations show the answer after a wrong reply; for example train-",
+    ),
     ("one id", ERROR, "task ids", "id same is used for two tasks: one in train, one in train"),
     ("another each time", ERROR, "same tasks when loaded again", "the first time, "),
     ("dice", ERROR, "grades are repeatable", "then reward 0."),
@@ -108,6 +114,7 @@ DEFECTS = [
 
 SLOW = {"number shown", "echo", "letters", "dump", "too much", "endless"}
 ALONE = {
+    "feedback shows the answer",
     "shown",
     "overlap",
     "reworded",
@@ -159,6 +166,7 @@ HONEST = {
     "rounded": set(),  # a reward above 1 through rounding counts as 1
     "number": set(),  # "section 3300.1" does not contain the number 300
     "new family": set(),
+    "feedback": set(),
     "eval only": {"train and held-out are disjoint"},
     "train only": {"train and held-out are disjoint"},
     "no answers": {"no answer in the prompt", "accepted answers are rewarded"},

@@ -108,6 +108,14 @@ class Toy(SingleTurnEnvironment):
                 return await super().rollout(task, policy)
             except Exception:
                 return Outcome(reward=0.0)
+        if self.variant in ("feedback", "feedback shows the answer"):
+            answer = task.data["accept"][0] if self.variant == "feedback shows the answer" else "wrong"
+            messages = list(task.messages)
+            outcome = self.grade(task, reply := await policy.chat(messages))
+            if outcome.reward < 1:
+                messages += [reply.message, {"role": "user", "content": f"No: {answer}. Try again."}]
+                outcome = self.grade(task, await policy.chat(messages))
+            return outcome
         if self.variant == "endless":
             while True:
                 await policy.chat(task.messages)

@@ -22,6 +22,7 @@ from buckeye.evaluation.checks import rollout_checks, task_checks
 from buckeye.evaluation.checks.chance import chance_by_group
 from buckeye.evaluation.checks.fingerprint import fingerprint, fingerprint_in_new_process
 from buckeye.evaluation.checks.judge_bias import JudgeBias, measure_judge
+from buckeye.evaluation.checks.later_messages import check_later_messages
 from buckeye.evaluation.checks.result import CheckResult, CheckStatus
 from buckeye.evaluation.checks.samples import SplitSample, probes_of, read_probes, sample_splits
 from buckeye.evaluation.checks.scripted_runner import ScriptedRunner
@@ -203,6 +204,7 @@ async def _run_rollout_checks(
     results = await rollout_checks.run_probes(runner, probes)
     begin_phase("a failing engine", 0.25)
     unscored = await rollout_checks.check_errors_unscored(runner, samples)
+    later = await check_later_messages(runner, samples)
     begin_phase("accepted answers", 0.4)
     rewarded = await rollout_checks.check_answers_rewarded(runner, samples, policies.formats)
     begin_phase("repeated replies", 0.55)
@@ -230,6 +232,7 @@ async def _run_rollout_checks(
             unscored,
             rollout_checks.check_reward_range(runner),
             *judged,
+            *later,
             rollout_checks.check_content_free(scores, options.limit, chance),
         ],
         probes=results,

@@ -248,11 +248,13 @@ def agent(name: str, args: Json, sessions: Sequence[Json]) -> list[float | None]
         module, _, function = args["callable"].rpartition(":")
         sys.path.insert(0, args.get("cwd") or os.getcwd())
         play = getattr(importlib.import_module(module.removesuffix(".py")), function)
+        loop = asyncio.new_event_loop()  # one for all sessions: functions may share connections
         for session in sessions:
             with replayed(session["replies"]) as url:
                 value: Any = play(session, {"base_url": f"{url}/v1", "root_url": url, "api_key": "none"})
-                value = asyncio.run(value) if inspect.iscoroutine(value) else value
+                value = loop.run_until_complete(value) if inspect.iscoroutine(value) else value
             rewards.append(float(value["reward"] if isinstance(value, dict) else value))
+        loop.close()
         return rewards
     for session in sessions:
         with replayed(session["replies"]) as url, tempfile.TemporaryDirectory() as folder:
