@@ -24,6 +24,7 @@ import tempfile
 import threading
 import time
 import urllib.request
+import uuid
 from collections.abc import Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -382,15 +383,15 @@ def replayed(replies: Sequence[Json]) -> Iterator[str]:
 def _response(message: Json) -> Json:
     """Return a reply as a response of OpenAI's API."""
     text: Json = {"type": "output_text", "text": message.get("content") or "", "annotations": []}
-    shared = {"id": "0", "status": "completed"}
-    output: list[Json] = [{**shared, "type": "message", "role": "assistant", "content": [text]}]
+    output: list[Json] = [{"type": "message", "role": "assistant", "content": [text]}] if text["text"] else []
     calls = message.get("tool_calls") or ()
-    output += [{**shared, "type": "function_call", "call_id": c["id"], **c["function"]} for c in calls]
+    output += [{"type": "function_call", "call_id": call["id"], **call["function"]} for call in calls]
+    output = [{"id": uuid.uuid4().hex, "status": "completed", **item} for item in output]
     details = {"input_tokens_details": {"cached_tokens": 0}, "output_tokens_details": {"reasoning_tokens": 0}}
     usage = {"input_tokens": 1, "output_tokens": 1, "total_tokens": 2, **details}
     given = {"parallel_tool_calls": True, "tool_choice": "auto", "tools": []}
-    answer = {**shared, "object": "response", "created_at": 0, "model": "replay", "output": output}
-    return {**answer, **given, "usage": usage}
+    answer = {"id": uuid.uuid4().hex, "object": "response", "status": "completed", "created_at": 0}
+    return {**answer, **given, "model": "replay", "output": output, "usage": usage}
 
 
 @contextlib.contextmanager
