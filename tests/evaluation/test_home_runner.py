@@ -1,0 +1,43 @@
+"""The second runner of agents: functions get recorded replies as chat completions and as responses."""
+
+import sys
+
+from buckeye.evaluation.certify import home_runner
+
+AGENT = """
+import json
+import urllib.request
+
+
+def post(endpoint, path):
+    request = urllib.request.Request(f"{endpoint['base_url']}/{path}", b"{}", {"Content-Type": "text/json"})
+    with urllib.request.urlopen(request) as response:
+        return json.load(response)
+
+
+def chat(task, endpoint):
+    said = [post(endpoint, "chat/completions")["choices"][0]["message"]["content"] for _ in range(2)]
+    return {"reward": float(said[-1] == task["data"]["answer"])}
+
+
+async def respond(task, endpoint):
+    (call,), (message,) = (post(endpoint, "responses")["output"] for _ in range(2))
+    assert (call["type"], call["call_id"], call["name"]) == ("function_call", "c1", "look")
+    return float(message["content"][0]["text"] == task["data"]["answer"])
+"""
+CALL = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+
+
+def test_functions_are_scored_with_recorded_replies(tmp_path, monkeypatch):
+    (tmp_path / "own_agent.py").write_text(AGENT)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    last = {"role": "assistant", "content": "14"}
+    for function, first in (
+        ("chat", {"role": "assistant", "content": "no"}),
+        ("respond", {"role": "assistant", "content": "", "tool_calls": [CALL]}),
+    ):
+        sessions = [
+            {"messages": [], "data": {"answer": answer}, "replies": [first, last]} for answer in ("14", "15")
+        ]
+        args = {"callable": f"own_agent.py:{function}", "cwd": str(tmp_path)}
+        assert home_runner.RUNNERS["agent"]("agent", args, sessions) == [1.0, 0.0]
