@@ -206,7 +206,10 @@ def test_refined_forecast_has_the_median_factor_and_its_spread():
     assert rest.other_seconds == 1.0  # median of 1, 0.5 and 2
     assert rest.seconds_left(10) == pytest.approx((40.0, 50.0, 70.0))
     assert rest.gib == pytest.approx((3.0, 3.0, 3.3))  # a row was full, so the peak is that of the rest
-    assert rest.text == ("4 s (3 to 6) a step, 500 tokens/s (333 to 667), peak memory 3 GiB (3 to 3.3)")
+    assert rest.text == (
+        "4 s (3 to 6) of training and 1 s of other work (rollouts, checkpoints) a step, "
+        "500 tokens/s (333 to 667) in training, peak memory 3 GiB (3 to 3.3)"
+    )
     assert describe_time_left(rest, 10) == "50 s (40 s to 70 s) left for 10 steps"
 
 

@@ -140,8 +140,9 @@ class RefinedForecast:
         low, middle, high = self.seconds
         tokens, (peak, gib, limit) = self.forecast.load.tokens, self.gib
         return (
-            f"{_between('{:.3g} s', middle, low, high)} a step, "
-            f"{_between('{:,.0f} tokens/s', tokens / middle, tokens / high, tokens / low)}, "
+            f"{_between('{:.3g} s', middle, low, high)} of training and "
+            f"{self.other_seconds:.3g} s of other work (rollouts, checkpoints) a step, "
+            f"{_between('{:,.0f} tokens/s', tokens / middle, tokens / high, tokens / low)} in training, "
             f"peak memory {_between('{:.3g} GiB', gib, peak, limit)}"
         )
 
