@@ -120,6 +120,13 @@ def test_missing_environment_error_has_a_close_name_or_else_the_install_command(
         load_environment(env_id)
 
 
+def test_missing_file_error_names_the_closest_file(tmp_path):
+    (tmp_path / "capitals.py").write_text(GOOD)
+    with pytest.raises(EnvironmentNotFoundError) as missing:
+        load_environment(str(tmp_path / "capitols.py"))
+    assert f"`{tmp_path / 'capitals.py'}`" in missing.value.hint
+
+
 @pytest.mark.parametrize(
     ("code", "arguments"),
     [

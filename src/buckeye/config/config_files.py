@@ -42,7 +42,9 @@ def read_text(name: str, at: str | None = None) -> str:
         return path.read_bytes().decode("utf-8-sig").replace("\r\n", "\n")
     except FileNotFoundError:
         message = f"cannot read {name}: the file does not exist"
-        raise ConfigError(message, code="BK-FILE-NOT-FOUND", at=at, hint=_hint_for_missing(path)) from None
+        raise ConfigError(
+            message, code="BK-FILE-NOT-FOUND", at=at, hint=hint_for_missing_file(path)
+        ) from None
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
         message, hint = "the file is not UTF-8 text", "save the file as UTF-8"
@@ -63,7 +65,8 @@ def load_json(text: str) -> Any:
     return json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_refuse_constant)
 
 
-def _hint_for_missing(path: Path) -> str:
+def hint_for_missing_file(path: Path) -> str:
+    """Return a hint with the existing path that is closest to a missing one, or else with the folder."""
     if not path.parent.is_dir():
         return f"check the path: the folder {path.parent} does not exist in {Path.cwd()} either"
     files = [file.name for file in path.parent.glob("*") if file.suffix == path.suffix]

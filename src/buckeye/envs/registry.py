@@ -32,6 +32,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from buckeye.base.distribution import CODE_FOLDER
+from buckeye.config.config_files import hint_for_missing_file
 from buckeye.config.problems import closest
 from buckeye.envs.base import Environment
 from buckeye.envs.outcome_validation import missing_variable_hint
@@ -284,7 +285,7 @@ def _check_arguments(env_id: str, loader: Callable[..., Any], args: Mapping[str,
 def _from_path(path: Path) -> Callable[..., Any]:
     if not path.exists():
         raise EnvironmentNotFoundError(
-            f"no environment at {path}: the path does not exist", hint="check the path and the current folder"
+            f"no environment at {path}: the path does not exist", hint=hint_for_missing_file(path)
         )
     install = ""
     if (path / "pyproject.toml").is_file():
