@@ -10,7 +10,7 @@ from pathlib import Path
 
 from text_2048.board import DIRECTIONS, Game
 
-SIZE, TARGET, TURNS = 3, 16, 6
+SIZE, TARGET, TURNS = 3, 8, 5
 HABIT = 0.8  # share of moves by habit; the others are random
 CONFIG = {
     "system_prompt": 'Play 2048: <tool>move("up")</tool>, "down", "left" or "right".',
@@ -28,7 +28,7 @@ CONFIG = {
 
 
 def task(seed):
-    """Return the task of a board. Its reward is log2(highest tile / 4) / log2(16 / 4)."""
+    """Return the task of a board. Its reward is 1 if a tile reaches TARGET, else 0."""
     return {
         "prompt": "Begin.",
         "mcp_config": {"text_2048": {"command": "text-2048"}},

@@ -1,6 +1,7 @@
 """Acrostics, with the verifiers environment of the package staros-stardata, which someone else has published.
 
-`load_environment` chooses the tasks of that environment. `python acrostic.py` writes chats of a beginner to
+`load_environment` chooses tasks of that environment, and gives its reward function the text of a reply: it
+misreads the messages of newer versions of verifiers. `python acrostic.py` writes chats of a beginner to
 `outputs/`: five random words; few begin with the right letter.
 """
 
@@ -8,6 +9,7 @@ import json
 import random
 from pathlib import Path
 
+import verifiers as vf
 from stardata.envs import constraint_gym
 
 WORDS = ("Fog", "Frost", "Rain", "Road", "Over", "Old", "Snow", "Sun", "Tree", "Trail")
@@ -16,7 +18,14 @@ KNOWN = 0.3
 
 def load_environment():
     """Return the verifiers environment: acrostics of FROST on 30 themes."""
-    return constraint_gym.load_environment(forms=["acrostic"], topics_per_form=30)
+    env = constraint_gym.load_environment(forms=["acrostic"], topics_per_form=30)
+    env.rubric = vf.Rubric(funcs=[form])
+    return env
+
+
+def form(completion, info):
+    """Return the reward of the package for a reply: 0.2, and 0.8 for the share of right lines."""
+    return constraint_gym.prosody_reward(completion[-1]["content"], info=info)
 
 
 def main():
