@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import subprocess
 import time
 import weakref
 
@@ -82,6 +83,14 @@ def test_slow_tokenizer_is_not_attributed_to_the_environment(watched):
         renderer.encode_prompt("a prompt")
 
     told, seconds = watched(asks, 3)
+    assert (told, seconds > 0.2) == ([], True)
+
+
+def test_standard_library_alone_is_not_attributed_to_the_environment(watched):
+    async def starts_a_process():
+        asyncio.get_running_loop().call_soon(subprocess.run, ("sleep", "0.14"))
+
+    told, seconds = watched(starts_a_process, 3)
     assert (told, seconds > 0.2) == ([], True)
 
 

@@ -36,7 +36,8 @@ The event loop waits for this time at most after every operation on a socket.
 _POLL_SECONDS = 0.05
 _BLOCKED_AFTER = 0.2  # seconds without an iteration after which the loop counts as blocked
 _WARN_AFTER = 1.0  # total seconds that one code location has blocked the loop before a warning
-_OWN_CODE = (CODE_FOLDER, str(Path(asyncio.__file__).parent), "<frozen ")
+_OWN_CODE = (CODE_FOLDER, "<frozen ")
+_STANDARD_LIBRARY = str(Path(asyncio.__file__).parent.parent)
 _SAMPLING_CODE = (str(Path(inference.__file__).parent), policy.__file__)
 
 
@@ -135,17 +136,24 @@ def lateness_metrics(name: str, delays: Sequence[float]) -> dict[str, float]:
 
 
 def _find_blocking_code(frame: FrameType) -> str:
-    """Return the location of the blocking code; "" for Buckeye's own code, such as prompt rendering."""
+    """Return the location of the blocking code; "" for Buckeye's own code, such as prompt rendering.
+
+    Functions of the standard library belong to the code that calls them.
+    """
     frames = list[str]()
     at: FrameType | None = frame
     # the event loop calls all code from `asyncio.events`
     while at is not None and at.f_code.co_filename != asyncio.events.__file__:
         if at.f_code.co_filename.startswith(_SAMPLING_CODE):
             return ""
-        if not at.f_code.co_filename.startswith(_OWN_CODE):
+        if not _is_own_code(at.f_code.co_filename):
             frames.insert(0, describe_frame(at.f_code.co_filename, at.f_lineno, at.f_code.co_name))
         at = at.f_back
     return location_of(frames).strip(" ()")
+
+
+def _is_own_code(file: str) -> bool:
+    return file.startswith(_OWN_CODE) or (file.startswith(_STANDARD_LIBRARY) and "-packages" not in file)
 
 
 class StepTimes:
