@@ -159,6 +159,14 @@ def test_verifiers_v1_splits_and_failures():
     assert "grader" in failed.error
 
 
+def test_verifiers_v1_refuses_an_unknown_argument_with_a_suggestion():
+    with pytest.raises(UsageError) as refused:
+        opened(PACKAGES / "sums_v1.py", python_of("verifiers-040"), {"splitt": "train"}).tasks("train")
+    message = str(refused.value)
+    assert "sums_v1 has no argument 'splitt'. Did you mean 'split'?" in message
+    assert "Traceback" not in message
+
+
 @pytest.mark.parametrize(
     ("args", "told"),
     [

@@ -24,7 +24,18 @@ from collections.abc import Iterator, Sequence
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from .base import Adapter, AdapterError, Boundary, Json, failed, first_messages, raised, scored, trained_seat
+from .base import (
+    Adapter,
+    AdapterError,
+    Boundary,
+    Json,
+    check_arguments,
+    failed,
+    first_messages,
+    raised,
+    scored,
+    trained_seat,
+)
 
 OWN_ARGUMENTS = ("harness", "runtime", "agent", "eval", "limit", "seat", "opponent")
 OPPONENTS = ("self",)
@@ -54,6 +65,8 @@ class VerifiersV1(Adapter):
         splits = {"train": settings, **({"eval": {**settings, **args["eval"]}} if "eval" in args else {})}
         try:
             self._envs = {split: self._environment(args, given) for split, given in splits.items()}
+        except AdapterError:
+            raise
         except Exception as error:
             raise AdapterError(f"cannot set up {env_id}: {type(error).__name__}: {error}") from error
         seats = self._trained_agents(self._envs["train"])
@@ -74,13 +87,17 @@ class VerifiersV1(Adapter):
             **args.get("agent", {}),
         }
         roles = self._agents(loaders.env_config_type(self._id))
-        config = self._vf.resolve_env_config(
-            {
-                "taskset": {**taskset, "id": self._id},
-                "interception": {"type": "server"},
-                **dict.fromkeys(roles, agent),
-            }
-        )
+        settings = {
+            "taskset": {**taskset, "id": self._id},
+            "interception": {"type": "server"},
+            **dict.fromkeys(roles, agent),
+        }
+        try:
+            config = self._vf.resolve_env_config(settings)
+        except ValueError:  # of pydantic
+            known = loaders.taskset_config_type(self._id).model_fields
+            check_arguments(self._id, taskset, [*known, *OWN_ARGUMENTS])
+            raise
         return self._vf.load_environment(config)
 
     def _default_harness(self, loaders: Any) -> str | None:
