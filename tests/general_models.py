@@ -40,6 +40,42 @@ SMALL = {
 }
 EXCEPTIONS = {"num_key_value_heads": 4, "head_dim": 8, "rope_interleave": True}
 """Keys of models with latent attention."""
+_IDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+_PART = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 64,
+}
+_OTHERS = {
+    "cohere_compass_text": {
+        "layer_types": ["full_attention", "sliding_attention"],
+        "rope_parameters": {key: {"rope_theta": 1000.0} for key in ("full_attention", "sliding_attention")},
+    },
+    "cwm": _IDS,
+    "dbrx": {
+        "attn_config": {"kv_n_heads": 2, "clip_qkv": 8, "rope_theta": 1000.0},
+        "ffn_config": {"hidden_size": 32, "ffn_hidden_size": 48, "moe_top_k": 2},
+    },
+    "fuyu": {"text_config": _PART | _IDS | {"model_type": "persimmon"}},
+    "gemma3n_text": {
+        "num_hidden_layers": 4,
+        "num_kv_shared_layers": 2,
+        "intermediate_size": [48] * 4,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "activation_sparsity_pattern": [0.5, 0.0, 0.0, 0.0],
+        "laurel_rank": 4,
+        "hidden_size_per_layer_input": 8,
+    },
+    "lfm2_moe": {"layer_types": ["full_attention"] * LAYERS, "num_dense_layers": 1},
+    "modernbert-decoder": _IDS,
+    "whisper": {"decoder_attention_heads": 4, "encoder_attention_heads": 4},
+}
+"""Keys of families that need other ones."""
 QUICK = (
     *(
         "gpt2",
@@ -114,8 +150,8 @@ def tiny_config(family, **changes):
     """Return a configuration of two layers; `changes` apply to the keys that its class has."""
     kind = CONFIG_MAPPING[family]
     known = kind().to_dict().keys() | kind.attribute_map.keys()
-    sizes = SMALL | (EXCEPTIONS if "kv_lora_rank" in known else {}) | changes
-    return kind(**{key: value for key, value in sizes.items() if key in known})
+    sizes = SMALL | (EXCEPTIONS if "kv_lora_rank" in known else {}) | _OTHERS.get(family, {}) | changes
+    return kind(**copy.deepcopy({key: value for key, value in sizes.items() if key in known}))
 
 
 def tiny_model(family, *, seed=0, **changes):
@@ -126,6 +162,7 @@ def tiny_model(family, *, seed=0, **changes):
         model(torch.ones(1, 4, dtype=torch.int64), use_cache=False)
     except Exception as error:  # transformers raises arbitrary exceptions for sizes that do not fit
         raise NotTinyError(f"{family}: {error}") from error
+    model.get_input_embeddings().padding_idx = None  # the embedding of this token is trained as any other
     with torch.no_grad():
         for parameter in model.parameters():
             noise = torch.randn_like(parameter) * 0.2

@@ -1,11 +1,22 @@
 """Adapters of models without a built-in decoder."""
 
+import json
+
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM
 
-from buckeye.errors import BuckeyeError
+from buckeye.config.load import load_config
+from buckeye.config.rl import RLConfig
+from buckeye.config.trainer import LoRAConfig
+from buckeye.errors import BuckeyeError, UsageError
 from buckeye.inference.engine.adapters import AdaptedCheckpoint
 from buckeye.inference.engine.weights import Checkpoint
+from buckeye.launch.preflight.trainer_checks import trainer_warnings
+from buckeye.trainer.model.adapter_files import merge_adapter
+from buckeye.trainer.model.lora import add_adapter
+from buckeye.trainer.model.policy import load_policy
 from tests.general_models import tiny_model
 
 from .conftest import make_engine
@@ -17,8 +28,6 @@ def save(family, directory) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_adapter_is_applied_replaced_and_removed(dtype, tmp_path):
-    from peft import LoraConfig, get_peft_model
-
     save("phi", tmp_path / "base")
     ids, texts = torch.arange(9), []
     engine = make_engine(tmp_path / "base", dtype=dtype)
@@ -45,8 +54,6 @@ def test_adapter_is_applied_replaced_and_removed(dtype, tmp_path):
 
 
 def test_adapter_of_another_model_is_refused(tmp_path):
-    from peft import LoraConfig, get_peft_model
-
     save("phi", tmp_path / "base")
     engine = make_engine(tmp_path / "base")
     other = get_peft_model(tiny_model("gpt_neox"), LoraConfig(r=2, target_modules=["query_key_value"]))
@@ -55,3 +62,32 @@ def test_adapter_of_another_model_is_refused(tmp_path):
     with pytest.raises(BuckeyeError, match="query_key_value") as raised:
         engine.decoder.weights.check(checkpoint)
     assert raised.value.code == "BK-ADAPTER"
+
+
+@pytest.mark.parametrize("targets", [["gate_proj", "up_proj", "down_proj"], ["gate_proj"]])
+def test_names_that_mean_routed_experts_are_refused(targets, tmp_path):
+    """peft adapts the experts, which the engine cannot serve, in place of the named linear layers."""
+    save("glm4_moe", tmp_path)
+    policy = load_policy(str(tmp_path), torch.device("cpu"), frozen=True)
+    lora = LoRAConfig(target_modules=targets)
+    with pytest.raises(UsageError) as refused:
+        add_adapter(policy.model, lora, base=str(tmp_path), frozen_dtype=torch.float32)
+    assert refused.value.code == "BK-CONFIG-VALUE"
+    words = [f"--trainer.model.experimental.lora.target-modules={json.dumps(targets)}"]
+    config = load_config(RLConfig, ["--trainer", "--orchestrator", "--inference", *words])
+    assert len(trainer_warnings(config, tmp_path, on_gpu=False)) == 1
+
+
+def test_merge_has_the_tensors_that_peft_does_not_load(tmp_path):
+    """peft renames the shared experts of Laguna in its own files."""
+    save("laguna", tmp_path / "base")
+    adapted = get_peft_model(tiny_model("laguna"), LoraConfig(r=2, target_modules=["q_proj", "down_proj"]))
+    with torch.no_grad():
+        for name, parameter in adapted.named_parameters():
+            if ".lora_" in name:
+                parameter.normal_(0, 0.3)
+    adapted.save_pretrained(tmp_path / "adapter")
+    merge_adapter(str(tmp_path / "base"), tmp_path / "adapter", tmp_path / "merged")
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged").eval()
+    ids = torch.arange(9)[None]
+    torch.testing.assert_close(merged(ids).logits, adapted.eval()(ids).logits, rtol=0, atol=1e-4)

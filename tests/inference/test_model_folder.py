@@ -18,6 +18,8 @@ WRONG = {
     "experts": {"num_experts": 10**9},
     "a text for a number": {"hidden_size": "64"},
     "a list for a number": {"num_attention_heads": [4]},
+    "a list of widths": {"intermediate_size": [64, 64]},
+    "a text in a list of widths": {"intermediate_size": [64, "64"]},
     "a negative number": {"num_key_value_heads": -2},
     "no heads": {"num_attention_heads": 0},
     "too large for JSON": {"intermediate_size": float("inf")},

@@ -6,6 +6,7 @@ A refusal names the reason before anything is loaded.
 import copy
 import json
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -15,13 +16,16 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 from buckeye.config.load import load_config
 from buckeye.config.rl import RLConfig
 from buckeye.errors import UsageError
+from buckeye.launch.preflight.model_files import check_model_files
 from buckeye.launch.preflight.trainer_checks import trainer_warnings
+from buckeye.trainer.data.packing import pack_micro_batch
 from buckeye.trainer.model.attention import PACKED_ATTENTION
 from buckeye.trainer.model.policy import load_policy, make_policy
 from buckeye.trainer.model.tiny import TinySize, make_tiny_model
 from buckeye.trainer.model.trainable import FAMILIES, longest_sample, unpacked_reasons
 from buckeye.trainer.parallel.shards import empty_policy
 from tests.command import run_here
+from tests.general_models import tiny_model
 from tests.rounding import logprob_error
 
 CPU = torch.device("cpu")
@@ -274,3 +278,15 @@ def test_sft_refuses_a_vision_model_and_writes_nothing(tmp_path):
     assert done.returncode == 2
     assert "vision_config" in done.stderr
     assert not (tmp_path / "out").exists()
+
+
+def test_keys_that_doge_selects_limit_the_length(tmp_path):
+    """Beyond them, it selects keys by all tokens, also by later ones."""
+    tiny_model("doge", keep_window_size=9).save_pretrained(tmp_path)
+    spec = check_model_files(tmp_path, "engine")
+    assert spec is not None
+    policy = load_policy(str(tmp_path), CPU)
+    assert spec.max_positions == longest_sample(policy.model.config.to_dict()) == 9
+    row = pack_micro_batch([np.zeros(10, np.int32)], [np.arange(10) > 0], CPU)
+    with pytest.raises(UsageError, match="to 9"):
+        policy(row, torch.ones(9))

@@ -20,11 +20,11 @@ from buckeye.inference.engine.model_fields import (
     layer_windows,
 )
 
-_LAYERS = "num_hidden_layers"
+_LAYERS, _MLP = "num_hidden_layers", "intermediate_size"
 _NON_ZERO = (_LAYERS, "hidden_size", "vocab_size", "num_attention_heads")
 _SIZES = (
     *_NON_ZERO,
-    "intermediate_size",
+    _MLP,
     "moe_intermediate_size",
     "num_key_value_heads",
     "head_dim",
@@ -182,21 +182,25 @@ def check_sizes(directory: Path) -> None:
     text = config.get("text_config")
     for part in (config, text if isinstance(text, dict) else {}):
         for key in _SIZES:
-            size = part.get(key)
-            if size is None:
-                continue
-            if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= _MAX_SIZE:
-                raise _damage_error(f"{key} is {format_value(size)}; expected a whole number", at=path)
-            if size == 0 and key in _NON_ZERO:
-                raise _damage_error(f"{key} is 0", at=path)
-            if key == _LAYERS and shapes and size > len(shapes):
-                raise _damage_error(
-                    f"{key} is {size}, but the weights have {len(shapes)} tensors in all", at=path
-                )
-            if key != _LAYERS and size > widest:
-                raise _damage_error(
-                    f"{key} is {size}, but no dimension of the weights is larger than {widest}", at=path
-                )
+            sizes = part.get(key)
+            # in a list, there is a number per layer, as in Gemma 3n
+            for size in sizes if key == _MLP and isinstance(sizes, list) else [sizes]:
+                _check_size(path, key, size, widest, len(shapes))
+
+
+def _check_size(path: Path, key: str, size: Any, widest: int, tensors: int) -> None:
+    if size is None:
+        return
+    if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= _MAX_SIZE:
+        raise _damage_error(f"{key} is {format_value(size)}; expected a whole number", at=path)
+    if size == 0 and key in _NON_ZERO:
+        raise _damage_error(f"{key} is 0", at=path)
+    if key == _LAYERS and tensors and size > tensors:
+        raise _damage_error(f"{key} is {size}, but the weights have {tensors} tensors in all", at=path)
+    if key != _LAYERS and size > widest:
+        raise _damage_error(
+            f"{key} is {size}, but no dimension of the weights is larger than {widest}", at=path
+        )
 
 
 def tensor_shapes(directory: Path) -> dict[str, list[int]]:

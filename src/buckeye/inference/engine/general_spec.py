@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,10 +23,9 @@ _LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length
 _DEFAULT_LENGTH = 2048  # of a model whose configuration has no length, such as BLOOM
 _HEADS = ("CausalLM", "LMHead")  # parts of the class names of causal language models
 _KINDS = ("full_attention", "sliding_attention", "chunked_attention", "moe", "mlp")
-_NOT_CAUSAL = {
-    "cpmant": "its attention is not causal",
-    "doge": "it selects keys by later tokens",  # only of long texts, so a short one does not show it
-}
+_NOT_CAUSAL = ("cpmant",)  # its models are too large to be computed before a start
+SELECTED_KEYS = "keep_window_size"
+"""Key of the number of tokens that Doge attends to. It selects them from all tokens, also from later ones."""
 _SMALL_BYTES = 2**28  # weights of a model that is computed before a start
 _CAUSAL_DIFFERENCE = 1e-3  # relative; several times the rounding error of float32
 _WITHOUT_EFFECT = ("dtype", "torch_dtype", "transformers_version", "use_cache", "name_or_path")
@@ -94,6 +93,8 @@ def _file_reasons(config: Mapping[str, Any]) -> Iterator[str]:
     others = [key for key in parts if key.startswith(("vision", "audio", "speech"))]
     if others:
         yield f"it has {', '.join(others)}: only text is supported"
+    if "encoder_config" in parts:
+        yield f"it has {', '.join(parts)}: only decoders are supported"
     if config.get("is_encoder_decoder"):
         yield "is_encoder_decoder is True: only decoders are supported"
     if config.get("quantization_config"):
@@ -139,13 +140,15 @@ def _class_reasons(config: Mapping[str, Any]) -> Iterator[str]:
         return
     if kind.__name__.endswith("ForConditionalGeneration"):
         yield f"model_type is {format_value(family)}: only text is supported"
+    if kind.config_class.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        yield f"model_type is {format_value(family)}: transformers cannot load its text part alone"
     arguments = inspect.signature(kind.forward).parameters
     if "past_key_values" not in arguments:
         yield f"model_type is {format_value(family)}: it has no cache of keys and values"
-    if "encoder_hidden_states" in arguments and "position_ids" not in arguments:
+    if arguments.keys() & {"encoder_hidden_states", "encoder_outputs"} and "position_ids" not in arguments:
         yield f"model_type is {format_value(family)}: its positions in a batch cannot be set"
     if family in _NOT_CAUSAL:
-        yield f"model_type is {format_value(family)}: {_NOT_CAUSAL[family]}"
+        yield f"model_type is {format_value(family)}: its attention is not causal"
 
 
 def check_computable(directory: Path) -> None:
@@ -201,6 +204,25 @@ def linear_modules(directory: Path) -> list[str]:
     return [n for n, m in model.named_modules() if isinstance(m, nn.Linear) and m is not head]
 
 
+def target_problem(directory: Path, targets: Iterable[str]) -> str | None:
+    """Return the reason why an adapter of the layers `targets` of a model is not supported, or None."""
+    from peft import LoraConfig
+
+    return inject_adapter(LoraConfig(target_modules=list(targets)), _empty_model(directory), "default")
+
+
+def inject_adapter(settings: Any, model: Any, name: str) -> str | None:
+    """Add an adapter to a model. Return the reason if peft cannot do it, or adapts other layers, or None."""
+    from peft import inject_adapter_in_model
+
+    try:
+        inject_adapter_in_model(settings, model, name)
+    except ValueError as error:
+        return f"peft cannot adapt these layers: {first_line(error)}"
+    named = "for these names, peft adapts all routed experts, which is not supported"
+    return named if settings.target_parameters else None
+
+
 def _empty_model(directory: Path) -> Any:
     """Return a model without weights."""
     import torch
@@ -230,7 +252,7 @@ def _read_general_spec(directory: Path, config: Mapping[str, Any]) -> GeneralSpe
         return GeneralSpec(
             model_type=str(config["model_type"]),
             vocab_size=int(parsed.vocab_size),
-            max_positions=min([*(lengths[:1] or [_DEFAULT_LENGTH]), *_longrope_lengths(parsed)]),
+            max_positions=min([*(lengths[:1] or [_DEFAULT_LENGTH]), *_other_lengths(parsed)]),
             tied_head=bool(parsed.tie_word_embeddings),
             eos_token_ids=eos_token_ids(config, directory),
             config=json.dumps(
@@ -246,8 +268,13 @@ def _read_general_spec(directory: Path, config: Mapping[str, Any]) -> GeneralSpe
         ) from error
 
 
-def _longrope_lengths(parsed: Any) -> Iterator[int]:
-    """Yield the length beyond which "longrope" changes the angles of all positions, also of cached keys."""
+def _other_lengths(parsed: Any) -> Iterator[int]:
+    """Yield lengths beyond which tokens change the keys of earlier ones, or their number.
+
+    "longrope" changes the angles of all positions. Doge selects keys by all tokens.
+    """
     rope = getattr(parsed, "rope_parameters", None) or {}
     if rope.get("rope_type") == "longrope":
         yield int(rope.get("original_max_position_embeddings") or parsed.original_max_position_embeddings)
+    if (selected := getattr(parsed, SELECTED_KEYS, None)) is not None:
+        yield int(selected)

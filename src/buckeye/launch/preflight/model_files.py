@@ -136,6 +136,8 @@ def _adapter_problems(
         elif shape[1 if letter == "A.weight" else 0] not in shapes.get(weight, ()):
             state = f"has shape {list(shapes[weight])}" if weight in shapes else "does not exist"
             yield f"is for another model: {name} has shape {shape}; {weight} {state}"
+    if settings.get("target_parameters"):
+        yield "changes routed experts (target_parameters), which is not supported"
     if not pairs:
         yield "has no matrices lora_A and lora_B"
     for module, sides in pairs.items():

@@ -18,6 +18,7 @@ from buckeye.inference.engine.general_spec import (
     GeneralSpec,
     linear_modules,
     read_served_spec,
+    target_problem,
     unroundable_reason,
 )
 from buckeye.inference.engine.model_fields import is_4bit, is_rounded
@@ -29,6 +30,7 @@ from buckeye.trainer.data.chat_data import check_first_chat
 from buckeye.trainer.model.trainable import length_problem, unpacked_reasons, untrainable_reasons
 from buckeye.transport.checkpoint.base_digest import base_digest, read_base_digest
 
+_TARGETS = "trainer.model.experimental.lora.target_modules"
 _OUTER_MODULES = ("embed_tokens", "lm_head")  # not hidden layers
 
 
@@ -66,6 +68,9 @@ def trainer_warnings(config: RLConfig, model_path: Path | None, *, on_gpu: bool)
         warnings += _quantization_warnings(config, model_path, on_gpu=on_gpu)
     if shapes and lora is not None and model_path is not None:
         warnings += _target_warnings(lora.target_modules, _linear_modules(model_path, shapes))
+        has_experts = any(".experts." in name for name in shapes)
+        problem = target_problem(model_path, lora.target_modules) if has_experts else None
+        warnings += [] if problem is None else [f"{_TARGETS}: {problem}"]
         tied = [name for name in lora.modules_to_save if name.rpartition(".")[2] in _OUTER_MODULES]
         if tied and EMBED in shapes and HEAD not in shapes:
             warnings.append(
@@ -121,7 +126,7 @@ def _function_warnings(config: RLConfig) -> Iterator[str]:
 
 
 def _length_warnings(config: RLConfig, model_config: Mapping[str, Any]) -> Iterator[str]:
-    """Yield an error if rollouts or conversations may be too long for the rotary positions of the model."""
+    """Yield an error if rollouts or conversations may be too long for the model."""
     lengths = {"orchestrator.seq_len": config.orchestrator.seq_len}
     if config.trainer.supervised is not None:
         lengths["trainer.seq_len"] = config.trainer.seq_len
@@ -195,6 +200,6 @@ def _target_warnings(targets: Collection[str], hidden: Collection[str]) -> Itera
     if missing or not targets:
         kinds = ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in hidden))
         yield (
-            f"trainer.model.experimental.lora.target_modules: {', '.join(missing) or 'an empty list'} "
+            f"{_TARGETS}: {', '.join(missing) or 'an empty list'} "
             f"does not match a hidden linear layer of the model (it has {kinds})"
         )

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from buckeye.base.distribution import need
@@ -151,14 +151,17 @@ def merge_adapter_into(model: PreTrainedModel, base: str, adapter: Path) -> None
         adapted = PeftModel.from_pretrained(model, str(adapter))
         # peft adds a copy of an adapted embedding
         stored = {
-            name for name in load_file(adapter / WEIGHTS_FILE) if not name.endswith(".base_layer.weight")
+            name: tensor
+            for name, tensor in load_file(adapter / WEIGHTS_FILE).items()
+            if not name.endswith(".base_layer.weight")
         }
         check_adapter_base(adapter, base)
         expected = get_peft_model_state_dict(adapted, save_embedding_layers=False).keys()
         ends = (model.get_input_embeddings(), model.get_output_embeddings())
         if ends[0].weight is ends[1].weight and any(isinstance(end, BaseTunerLayer) for end in ends):
             raise ValueError("it changes one of input and output embedding, which are one matrix")
-        if stored == expected:
+        if stored.keys() == expected:
+            _set_stored(adapted, stored)
             adapted.merge_and_unload()
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise UsageError(
@@ -166,13 +169,25 @@ def merge_adapter_into(model: PreTrainedModel, base: str, adapter: Path) -> None
             code="BK-ADAPTER",
             hint=_HINT,
         ) from error
-    if stored != expected:
+    if stored.keys() != expected:
         raise UsageError(
             f"the adapter {adapter} does not fit the model {base!r}: the names of its tensors differ",
             code="BK-ADAPTER",
             hint="use the base model of the adapter",
         )
     model.requires_grad_(True)
+
+
+@torch.no_grad()
+def _set_stored(adapted: nn.Module, stored: Mapping[str, Tensor]) -> None:
+    """Set the values of an adapter again, because peft does not load all tensors that it has named itself.
+
+    For example, it renames the shared experts of Laguna, and leaves their adapter at its first values.
+    """
+    for name, parameter in adapted.named_parameters():
+        values = stored.get(stored_name(name.removeprefix(_PREFIX)))
+        if values is not None:
+            parameter.copy_(values)
 
 
 def check_adapter_base(adapter: Path, base: str) -> None:

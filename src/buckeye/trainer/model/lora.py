@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from peft import LoraConfig, inject_adapter_in_model
+from peft import LoraConfig
 from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils.other import AuxiliaryTrainingWrapper
 from torch import Tensor, nn
@@ -22,6 +22,7 @@ from transformers import PreTrainedModel
 
 from buckeye.config.trainer import LoRAConfig
 from buckeye.errors import UsageError
+from buckeye.inference.engine.general_spec import inject_adapter
 from buckeye.trainer.model.adapter_files import ADAPTER_NAME
 from buckeye.trainer.parallel.fsdp import shard_like
 
@@ -47,7 +48,9 @@ def add_adapter(model: PreTrainedModel, config: LoRAConfig, *, base: str, frozen
         base_model_name_or_path=str(Path(base).resolve()) if Path(base).is_dir() else base,
         task_type="CAUSAL_LM",
     )
-    inject_adapter_in_model(peft_config, model, ADAPTER_NAME)
+    problem = inject_adapter(peft_config, model, ADAPTER_NAME)
+    if problem is not None:
+        raise _target_error(problem)
     for parameter in model.parameters():
         if parameter.is_floating_point():
             parameter.data = parameter.data.to(torch.float32 if parameter.requires_grad else frozen_dtype)
@@ -90,15 +93,17 @@ def _check_targets(model: PreTrainedModel, targets: Iterable[str]) -> None:
     missing = [target for target in targets if not _names_ending_in(target, linear)]
     if missing or not targets:
         kinds = dict.fromkeys(name.rpartition(".")[2] for name in linear)
-        raise UsageError(
+        raise _target_error(
             f"no hidden linear layer of the model is named {', '.join(missing)}"
             if missing
             else "the list is empty",
-            code="BK-CONFIG-VALUE",
-            at=f"{_SECTION}.target_modules",
             hint=f"choose from {', '.join(kinds)}; to train embeddings or the output layer in full, "
             "name them in modules_to_save",
         )
+
+
+def _target_error(message: str, *, hint: str = "name other layers") -> UsageError:
+    return UsageError(message, code="BK-CONFIG-VALUE", at=f"{_SECTION}.target_modules", hint=hint)
 
 
 def _full_module_names(model: PreTrainedModel, modules: Iterable[str]) -> list[str]:

@@ -116,7 +116,7 @@ class PolicyNetwork(nn.Module):
     def run_layers(self, row: PackedMicroBatch) -> Tensor:
         """Return the final hidden states [tokens, hidden] of a row, divided as the model divides its logits.
 
-        Raise `UsageError` if a sample is too long for the rotary positions of the model.
+        Raise `UsageError` if a sample is too long for the model.
         """
         self._check_length(row.layout.longest_keys)
         with self.cast_weights():
@@ -137,7 +137,7 @@ class PolicyNetwork(nn.Module):
         limit = self._longest_sample
         if limit is not None and longest > limit:
             raise UsageError(
-                f"a sample has {longest} tokens; the rotary positions of the model limit samples to {limit}",
+                f"a sample has {longest} tokens; the model limits samples to {limit}",
                 code="BK-MODEL-UNSUPPORTED",
                 hint=f"set seq_len to {limit} or less",
             )

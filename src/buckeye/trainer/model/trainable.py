@@ -8,7 +8,7 @@ from typing import Any
 
 from buckeye.errors import BuckeyeError, UsageError
 from buckeye.inference.engine.architecture import read_model_config
-from buckeye.inference.engine.general_spec import general_reasons
+from buckeye.inference.engine.general_spec import SELECTED_KEYS, general_reasons
 from buckeye.inference.engine.model_fields import format_value, is_4bit
 
 FAMILIES = (
@@ -65,12 +65,13 @@ def longest_sample(config: Mapping[str, Any]) -> int | None:
     """Return the largest length of a sample in tokens, or None without a limit.
 
     Beyond this length, the angles of all positions depend on the length, but a row has samples of several
-    lengths.
+    lengths. Or later tokens change the keys of earlier ones.
     """
     rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
     parts = [rope, *(value for value in rope.values() if isinstance(value, Mapping))]
     keys = [(_LENGTH_KEYS.get(part.get("rope_type", part.get("type"))), part) for part in parts]
     limits = [part.get(key, config.get(key)) for key, part in keys if key is not None]
+    limits.append(config.get(SELECTED_KEYS))
     return min((int(limit) for limit in limits if limit is not None), default=None)
 
 
@@ -80,8 +81,8 @@ def length_problem(config: Mapping[str, Any], length: int, setting: str) -> str 
     if limit is None or length <= limit:
         return None
     return (
-        f"{setting} is {length}, and the rotary positions of the model limit trained samples to {limit} "
-        f"tokens; set it to {limit} or less"
+        f"{setting} is {length}, and the model limits trained samples to {limit} tokens; "
+        f"set it to {limit} or less"
     )
 
 
