@@ -107,7 +107,17 @@ QUICK = (
 """Families without a built-in decoder that cover all kinds of attention, positions, heads and routing."""
 
 
-_FIXED = ("token_id", "dropout", "init", "encoder", "cross_attention", "output_", "return_dict", "use_cache")
+_FIXED = (
+    "chunk_size",
+    "token_id",
+    "dropout",
+    "init",
+    "encoder",
+    "cross_attention",
+    "output_",
+    "return_dict",
+    "use_cache",
+)
 _ROPES = (
     {"rope_type": "linear", "factor": 2.0},
     {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16},
@@ -118,7 +128,8 @@ def field_values(family):
     """Return other values of each field of a configuration class, except sizes and fields without effect."""
     values = {}
     for key, default in CONFIG_MAPPING[family]().to_dict().items():
-        if any(part in key for part in _FIXED) or key in ("is_causal", "chunk_size_feed_forward"):
+        # "slow_but_exact" computes with the weights of layers, so an adapter has no effect
+        if any(part in key for part in _FIXED) or key in ("is_causal", "slow_but_exact"):
             continue
         if isinstance(default, bool):
             values[key] = [not default]

@@ -40,11 +40,14 @@ class Saved:
 
     @property
     def linear_names(self) -> list[str]:
-        """Last parts of the names of all linear layers but the output layer."""
+        """Last parts of the names of the linear layers that an adapter may change."""
         head = self.reference.get_output_embeddings()
         modules = self.reference.named_modules()
-        names = [name for name, m in modules if isinstance(m, torch.nn.Linear) and m is not head]
-        return sorted({name.rpartition(".")[2] for name in names})
+        linear = [name for name, m in modules if isinstance(m, torch.nn.Linear) and m is not head]
+        names = {name.rpartition(".")[2] for name in linear} - {"router"}
+        if any(".experts." in name for name, _ in self.reference.named_parameters()):
+            names -= {"gate_proj", "up_proj", "down_proj"}
+        return sorted(names)
 
 
 def close(found, expected, *, atol=TOLERANCE) -> None:
@@ -52,9 +55,7 @@ def close(found, expected, *, atol=TOLERANCE) -> None:
 
 
 def reload(directory):
-    return AutoModelForCausalLM.from_pretrained(
-        directory, dtype=torch.float32, attn_implementation="eager"
-    ).eval()
+    return AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
 
 
 # --- engine ---
@@ -196,7 +197,8 @@ def check_adapter(model: Saved, folder: Path, *, quantization=None) -> None:
     """Compare an adapter of all linear layers with PEFT, trainer with engine, and its exports."""
     settings = {"compute_dtype": "float32", "frozen": True, "quantization": quantization}
     policy = load_policy(str(model.directory), CPU, **settings)
-    lora = LoRAConfig(rank=2, target_modules=model.linear_names)
+    # with a larger scale, float32 would round gradients by more than they may differ
+    lora = LoRAConfig(rank=2, alpha=2, target_modules=model.linear_names)
     add_adapter(policy.model, lora, base=str(model.directory), frozen_dtype=torch.float32)
     torch.manual_seed(0)
     with torch.no_grad():

@@ -12,8 +12,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.command import run_here
+from tests.general_models import tiny_model
 from tests.run.conftest import ENVIRONMENT
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, __version__
 
 from buckeye.inference.engine.architecture import read_spec
 from buckeye.inference.engine.weights import Checkpoint, DecoderWeights
@@ -72,6 +73,62 @@ def keep_old_file(folder):
     old = load_file(folder / WEIGHTS)
     split(folder)
     save_file({name: 2 * tensor for name, tensor in old.items()}, folder / WEIGHTS)
+
+
+def repeat_tensor(folder):
+    """Store a tensor in two files, with other values. transformers and the index read different ones."""
+    split(folder)
+    repeated = load_file(folder / "model-1.safetensors")["model.layers.0.mlp.down_proj.weight"]
+    tensors = load_file(folder / "model-2.safetensors") | {
+        "model.layers.0.mlp.down_proj.weight": 2 * repeated
+    }
+    (folder / "model-2.safetensors").unlink()
+    save_file(tensors, folder / "model-2.safetensors", metadata={"format": "pt"})
+
+
+def overlap(folder):
+    """Let two tensors have the same bytes of the file."""
+    data = (folder / WEIGHTS).read_bytes()
+    start = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:start])
+    up, gate = (header[f"model.layers.0.mlp.{name}_proj.weight"] for name in ("up", "gate"))
+    up["data_offsets"] = gate["data_offsets"]
+    text = json.dumps(header).encode()
+    (folder / WEIGHTS).write_bytes(len(text).to_bytes(8, "little") + text + data[start:])
+
+
+def half_4bit(folder):
+    """Store the state of a weight in 4 bits next to the weight in 32 bits."""
+    state = "model.layers.0.mlp.up_proj.weight.quant_state.bitsandbytes__nf4"
+    change(folder, lambda tensors: tensors | {state: torch.zeros(4, dtype=torch.uint8)})
+    edit(folder, "config.json", quantization_config={"quant_method": "bitsandbytes", "load_in_4bit": True})
+
+
+def other_family(family, function=dict, **changes):
+    """Return a function that stores a model of another family; `function` changes its tensors."""
+
+    def store(folder):
+        (folder / WEIGHTS).unlink()
+        tiny_model(family, vocab_size=320, max_position_embeddings=512, **changes).save_pretrained(folder)
+        change(folder, function)
+
+    return store
+
+
+def vocabulary(**changes):
+    """Return a function that changes keys of the vocabulary in tokenizer.json."""
+
+    def edit_vocabulary(folder):
+        content = json.loads((folder / "tokenizer.json").read_text())
+        content["model"] |= changes
+        write(folder, "tokenizer.json", json.dumps(content))
+
+    return edit_vocabulary
+
+
+def no_default_template(folder):
+    (folder / "chat_template.jinja").unlink()
+    edit(folder, "tokenizer_config.json", chat_template=[{"name": "rag", "template": "{{ messages }}"}])
 
 
 def relink(folder, name, target):
@@ -199,6 +256,53 @@ BROKEN = {
         config(quantization_config={"quant_method": "gptq", "bits": 4}),
     ),
     "encoder": ("BK-MODEL-UNSUPPORTED", config(architectures=["BertModel"], model_type="bert")),
+    "tensor in two files": ("BK-MODEL-DAMAGED", repeat_tensor),
+    "overlapping tensors": ("BK-MODEL-DAMAGED", overlap),
+    "bytes after the tensors": (
+        "BK-MODEL-DAMAGED",
+        lambda m: (m / WEIGHTS).write_bytes((m / WEIGHTS).read_bytes() + b"more"),
+    ),
+    "float64 beyond float32": (
+        "BK-MODEL-DAMAGED",
+        lambda m: change(m, lambda t: {n: v.double() * 1e200 for n, v in t.items()}),
+    ),
+    "8-bit floats without a scale": (
+        "BK-MODEL-DAMAGED",
+        lambda m: change(m, lambda t: {n: v.to(torch.float8_e4m3fn) for n, v in t.items()}),
+    ),
+    "half of 4 bits": ("BK-MODEL-DAMAGED", half_4bit),
+    "unknown quantization": ("BK-MODEL-UNSUPPORTED", config(quantization_config={"quant_method": "magic"})),
+    "empty quantization": ("BK-MODEL-DAMAGED", config(quantization_config={})),
+    "not a number": ("BK-MODEL-DAMAGED", config(rms_norm_eps=float("nan"))),
+    "padding outside of the vocabulary": ("BK-MODEL-DAMAGED", config(pad_token_id=320)),
+    "end of text is true": ("BK-MODEL-DAMAGED", generation('{"eos_token_id": true}')),
+    "weights of a similar architecture": (
+        "BK-MODEL-DAMAGED",
+        config(architectures=["LlamaForCausalLM"], model_type="llama"),
+    ),
+    "weights of another architecture": ("BK-MODEL-DAMAGED", config(model_type="gpt_neox")),
+    "general model without a bias": (
+        "BK-MODEL-DAMAGED",
+        other_family("gpt_neox", without("layers.1.mlp.dense_h_to_4h.bias")),
+    ),
+    "general model with another shape": (
+        "BK-MODEL-DAMAGED",
+        other_family("gpt_neox", lambda t: t | {"gpt_neox.layers.1.mlp.dense_h_to_4h.bias": torch.ones(47)}),
+    ),
+    "missing expert": ("BK-MODEL-DAMAGED", other_family("mixtral", without("experts.3.w1"))),
+    "remote code": (
+        "BK-MODEL-UNSUPPORTED",
+        config(
+            model_type="own", architectures=["OwnForCausalLM"], auto_map={"AutoModelForCausalLM": "own.M"}
+        ),
+    ),
+    "unknown kind of tokenizer": ("BK-TOKENIZER", vocabulary(type="Magic")),
+    "merges of unknown tokens": ("BK-TOKENIZER", vocabulary(merges=[["no", "where"]])),
+    "no default template": ("BK-TEMPLATE", no_default_template),
+    "template is not text": (
+        "BK-TEMPLATE",
+        lambda m: (m / "chat_template.jinja").write_bytes(b"\xff\xfe{{ messages }}"),
+    ),
     "unreadable weights": ("BK-FILE-PERMISSION", lambda m: unreadable(m, WEIGHTS)),
     "unreadable folder": ("BK-FILE-PERMISSION", lambda m: m.chmod(0)),
 }
@@ -210,6 +314,16 @@ SERVED += (
     "other head size",
     "another head although it is tied",
     "no head although it is not tied",
+    "unknown quantization",
+    "padding outside of the vocabulary",
+    "weights of a similar architecture",
+    "weights of another architecture",
+    "general model without a bias",
+    "general model with another shape",
+    "missing expert",
+    "remote code",
+    "no default template",
+    "template is not text",
 )
 """Folders that vLLM may serve, or that the embedded engine refuses itself."""
 USABLE = {
@@ -366,7 +480,7 @@ def test_broken_folders_are_refused_before_a_process_starts(project, folder, cas
         assert "model" in done.stderr
         texts[name] = "\n".join(errors)
     assert ("serve" in texts) is (case not in SERVED)
-    assert texts["rl"] == wording
+    assert texts["rl"].replace(__version__, "VERSION") == wording
     assert not (project / "out").exists()
 
 

@@ -405,6 +405,6 @@ def eos_token_ids(config: Mapping[str, Any], directory: Path) -> tuple[int, ...]
     generation = read_model_config(path) if path.is_file() else {}
     eos = generation.get("eos_token_id", config.get("eos_token_id"))
     tokens = eos if isinstance(eos, list) else [] if eos is None else [eos]
-    if not all(isinstance(token, int) for token in tokens):
+    if not all(type(token) is int for token in tokens):
         raise _damage_error("eos_token_id must be a token id, or a list of token ids", at=path)
     return tuple(tokens)

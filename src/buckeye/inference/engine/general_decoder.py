@@ -21,7 +21,7 @@ from transformers.utils import logging as transformers_logging
 
 from buckeye.errors import InferenceError
 from buckeye.inference.engine.decoder import Chunk
-from buckeye.inference.engine.general_spec import GeneralSpec, general_path_line
+from buckeye.inference.engine.general_spec import GeneralSpec, general_path_line, weights_problem
 from buckeye.inference.engine.kv_cache import allocate_zeros
 from buckeye.inference.engine.weights import Checkpoint, LoadableWeights
 
@@ -255,19 +255,17 @@ class TransformersWeights:
                 trust_remote_code=False,
                 use_safetensors=True,
                 output_loading_info=True,
+                ignore_mismatched_sizes=True,
             )
         except Exception as error:  # transformers raises arbitrary exceptions for an incomplete model
             raise InferenceError(
                 f"transformers cannot load the model in {directory}: {error}", code="BK-MODEL-DAMAGED"
             ) from error
-        problems = {key: sorted(map(str, info.get(key) or ())) for key in ("missing_keys", "mismatched_keys")}
-        for kind, names in problems.items():
-            if names:
-                raise InferenceError(
-                    f"the weights in {directory} do not fit the model: {kind.replace('_', ' ')}: "
-                    f"{', '.join(names[:3])}",
-                    code="BK-MODEL-DAMAGED",
-                )
+        problem = weights_problem(model, info)
+        if problem is not None:
+            raise InferenceError(
+                f"the weights in {directory} do not fit the model: {problem}", code="BK-MODEL-DAMAGED"
+            )
         return model.to(self._device).eval().requires_grad_(False)
 
 

@@ -18,6 +18,7 @@ from buckeye.inference.engine.architecture import (
     read_spec,
 )
 from buckeye.inference.engine.model_fields import format_value
+from buckeye.inference.engine.tensor_layout import layer_of_weight
 
 _LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
 _DEFAULT_LENGTH = 2048  # of a model whose configuration has no length, such as BLOOM
@@ -161,7 +162,7 @@ def check_computable(directory: Path) -> None:
 
     is_small = sum(file.stat().st_size for file in directory.glob("*.safetensors")) < _SMALL_BYTES
     try:
-        model = _small_model(directory) if is_small else _empty_model(directory)
+        model, problem = _load(directory, is_small=is_small)
         last = model.config.get_text_config(decoder=True).vocab_size - 1
         ids = torch.linspace(0, last, 8, device="cpu" if is_small else "meta").long()[None]
         with torch.no_grad():
@@ -172,7 +173,12 @@ def check_computable(directory: Path) -> None:
     except Exception as error:  # models raise arbitrary exceptions for sizes that do not fit
         if not is_small and "meta" in str(error):  # a value was read
             return
-        raise _size_error(directory, f"a model with these sizes: {first_line(error)}") from error
+        reason = first_line(error)
+        if "CONVERSION" in reason:  # of a report, which `_load` does not print
+            reason = "tensors of experts are missing, or their shapes differ"
+        raise _size_error(directory, f"a model with these sizes: {reason}") from error
+    if problem is not None:
+        raise _size_error(directory, f"this model with its weights: {problem}")
     if not is_small:
         return
     if not (whole.isfinite().all() and whole.any()):
@@ -197,11 +203,16 @@ def _size_error(directory: Path, what: str) -> InferenceError:
 
 def linear_modules(directory: Path) -> list[str]:
     """Return the names of the linear layers of a model on the general path, except the output layer."""
-    from torch import nn
-
     model = _empty_model(directory)
     head = model.get_output_embeddings()
-    return [n for n, m in model.named_modules() if isinstance(m, nn.Linear) and m is not head]
+    return [n for n, m in model.named_modules() if is_linear(n, m) and m is not head]
+
+
+def is_linear(name: str, module: Any) -> bool:
+    """Return True for a linear layer. The router of some families is one with several outputs."""
+    from torch import nn
+
+    return isinstance(module, nn.Linear) and name.rpartition(".")[2] != "router"
 
 
 def target_problem(directory: Path, targets: Iterable[str]) -> str | None:
@@ -234,12 +245,44 @@ def _empty_model(directory: Path) -> Any:
         return AutoModelForCausalLM.from_config(parsed, **settings).eval()
 
 
-def _small_model(directory: Path) -> Any:
+def _load(directory: Path, *, is_small: bool) -> tuple[Any, str | None]:
+    """Return a model, and the reason why its weights do not fit it, or None. Do not read a large model."""
     import torch
     from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
 
-    settings: dict[str, Any] = {"dtype": torch.float32, "attn_implementation": "eager"}
-    return AutoModelForCausalLM.from_pretrained(directory, trust_remote_code=False, **settings).eval()
+    settings = {"dtype": torch.float32} if is_small else {"dtype": torch.bfloat16, "device_map": "meta"}
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity(logging.CRITICAL)  # otherwise it prints tables about the weights
+    try:
+        model, info = AutoModelForCausalLM.from_pretrained(
+            directory,
+            trust_remote_code=False,
+            attn_implementation="eager",
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+            **settings,
+        )
+    finally:
+        logging.set_verbosity(verbosity)
+    return model.eval(), weights_problem(model, info)
+
+
+def weights_problem(model: Any, info: Mapping[str, Any]) -> str | None:
+    """Return the reason why stored weights do not fit a model that transformers has loaded, or None.
+
+    `info` is that of `output_loading_info`. Weights that belong to none of its layers may be stored too, such
+    as layers that predict further tokens.
+    """
+    for name, stored, expected in sorted(info["mismatched_keys"]):
+        return f"{name} has shape {list(stored)}; expected {list(expected)}"
+    layers = {name for name, _ in model.named_modules() if name.rpartition(".")[2].isdigit()}
+    unknown = [name for name in info["unexpected_keys"] if layer_of_weight(name) in layers]
+    for problem, names in (("missing", info["missing_keys"]), ("not a weight of this architecture", unknown)):
+        if names:
+            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+            return f"{', '.join(sorted(names)[:3])}{more}: {problem}"
+    return None
 
 
 def _read_general_spec(directory: Path, config: Mapping[str, Any]) -> GeneralSpec:

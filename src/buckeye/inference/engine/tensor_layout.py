@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -24,6 +25,7 @@ NORMS: Mapping[str, Mapping[str, str]] = {
 """Names of a layer's norms in a checkpoint, by their fields in `LayerWeights`, for each `ModelSpec.norms`."""
 QK_NORMS = ("self_attn.q_norm.weight", "self_attn.k_norm.weight")
 FINAL_NORM = "model.norm.weight"
+_LAYER = re.compile(r".*?\.\d+(?=\.)")
 _HINTS = {
     "missing tensors": "download or copy the model again",
     "unknown tensors": "remove them, or use vLLM or another model",
@@ -98,20 +100,29 @@ def expert_matrices(spec: ModelSpec) -> list[Matrix]:
     return matrices
 
 
+def layer_of_weight(name: str) -> str | None:
+    """Return the name of the layer that has the weight `name`; None for other tensors."""
+    match = _LAYER.match(name)
+    return match[0] if match and name.endswith(".weight") else None
+
+
 def check_tensors(
     directory: Path, spec: ModelSpec, stored: Mapping[str, Sequence[int]], *, allow_unknown: bool = False
 ) -> None:
     """Raise `InferenceError` unless the tensors of a checkpoint are exactly those of the model.
 
-    `stored` has their names and shapes. A tied head may be stored too. With `allow_unknown`, other tensors
-    may be stored too.
+    `stored` has their names and shapes. A tied head may be stored too. With `allow_unknown`, tensors that
+    belong to none of its layers may be stored too.
     """
     expected = tensor_shapes_of(spec)
     ignored = {name for name in stored if name.endswith("rotary_emb.inv_freq")}
     ignored |= {HEAD} if spec.tied_head else set()
+    if allow_unknown:
+        layers = {layer_of_weight(name) for name in expected} - {None}
+        ignored |= {name for name in stored if layer_of_weight(name) not in layers}
     problems = {
         "missing tensors": sorted(expected.keys() - stored.keys()),
-        "unknown tensors": [] if allow_unknown else sorted(stored.keys() - expected.keys() - ignored),
+        "unknown tensors": sorted(stored.keys() - expected.keys() - ignored),
         "wrong shapes": [
             f"{name} is {list(stored[name])}, not {list(shape)}"
             for name, shape in expected.items()

@@ -32,7 +32,7 @@ class TemplateFiles:
     @property
     def chat_template(self) -> str | None:
         """Template for conversations without tools, or None."""
-        return self._templates.get("default") or next(iter(self._templates.values()), None)
+        return self._templates.get("default")
 
     def get_chat_template(self, *, tools: Any = None) -> str:
         """Return the template for conversations with or without tools.

@@ -28,6 +28,7 @@ from buckeye.inference.engine.general_spec import GeneralSpec, check_computable,
 from buckeye.inference.engine.model_fields import format_value, is_4bit
 from buckeye.inference.engine.tensor_layout import EMBED, HEAD, check_tensors
 from buckeye.inference.render.template_files import TemplateFiles
+from buckeye.trainer.model.trainable import untrainable_reasons
 
 User = Literal["engine", "trainer", "server"]
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
@@ -37,6 +38,8 @@ _PICKLES = ("*.bin", "*.pt", "*.pth")
 _FLOATS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 _EXPONENTS = {"F64": 0x7FF << 52, "F32": 0xFF << 23, "F16": 0x1F << 10, "BF16": 0xFF << 7}
 """Bits of the exponent. All of them are set in infinity and NaN only."""
+_TOO_LARGE = _EXPONENTS | {"F64": 0x47F << 52}
+"""Smallest exponent of a value that is not finite, or not in float32."""
 _DTYPES = ("float64", "float32", "float16", "bfloat16", "auto")
 _ROPES = ("default", "linear", "dynamic", "yarn", "longrope", "llama3", "proportional")
 _MAX_SCANNED_BYTES = 2**31
@@ -70,11 +73,10 @@ def check_model_files(directory: Path, user: User) -> ModelSpec | GeneralSpec | 
     for file, header in headers.items():
         _check_length(file, header)
     spec = _spec(directory, user)
+    _check_duplicates(headers)
     if config.get("quantization_config"):
-        if is_4bit(config) and not any(_QUANTIZED in name for header in headers.values() for name in header):
-            raise _error(
-                "quantization_config names weights in 4 bits, and the files have other ones", at=path
-            )
+        if is_4bit(config):
+            _check_4bit(path, {name: entry for header in headers.values() for name, entry in header.items()})
         return spec
     for file, header in headers.items():
         known = isinstance(spec, ModelSpec)  # other models may store masks of attention, which are not floats
@@ -89,7 +91,8 @@ def check_model_files(directory: Path, user: User) -> ModelSpec | GeneralSpec | 
             _check_tied_head(path, headers)
     elif user != "server":
         _check_layers(directory, config, shapes)
-        check_computable(directory)
+        if not untrainable_reasons(config):  # which another check reports
+            check_computable(directory)
     _check_values(headers)
     return spec
 
@@ -227,6 +230,8 @@ def check_tokenizer_files(directory: Path) -> str | None:
         if any((directory / name).is_file() for name in _TEXT_TOKENIZERS):
             return None
         raise _tokenizer_error(f"{directory} has no tokenizer", "copy its files into this directory")
+    from tokenizers import Tokenizer
+
     try:
         content = json.loads(path.read_bytes())
         vocabulary, added = content["model"]["vocab"], content.get("added_tokens") or []
@@ -236,6 +241,11 @@ def check_tokenizer_files(directory: Path) -> str | None:
             raise ValueError("token ids must be whole numbers")
         size = read_model_config(directory / "config.json").get("vocab_size")
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        message = f"cannot read a tokenizer: {first_line(error)}"
+        raise _tokenizer_error(message, AGAIN, at=path) from None
+    try:
+        Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises no more specific one
         message = f"cannot read a tokenizer: {first_line(error)}"
         raise _tokenizer_error(message, AGAIN, at=path) from None
     if not isinstance(size, int):
@@ -265,6 +275,14 @@ def _check_config(path: Path, config: Mapping[str, Any], *, trains: bool) -> Non
             at=path,
             hint="use the unquantized model, or correct dtype",
         )
+    if config.get("quantization_config") == {}:
+        raise _error("quantization_config is empty", at=path, hint="delete it if the weights are floats")
+    if (name := _nan_key(config)) is not None:
+        raise _error(f"{name} is NaN", at=path)
+    pad, size = config.get("pad_token_id"), config.get("vocab_size")
+    if isinstance(pad, int) and isinstance(size, int) and pad >= size and trains:
+        hint = "name a token of the vocabulary, or null"
+        raise _error(f"pad_token_id is {pad}, and vocab_size {size}", at=path, hint=hint)
     heads, kv_heads = (config.get(key) for key in ("num_attention_heads", "num_key_value_heads"))
     if isinstance(heads, int) and isinstance(kv_heads, int) and kv_heads > 0 and heads % kv_heads:
         raise _error(
@@ -288,23 +306,57 @@ def _check_config(path: Path, config: Mapping[str, Any], *, trains: bool) -> Non
             )
 
 
+def _nan_key(value: Any, key: str = "") -> str | None:
+    """Return the key of a value that is not a number, in a JSON object of any depth, or None."""
+    if isinstance(value, dict | list):
+        pairs = value.items() if isinstance(value, dict) else enumerate(value)
+        return next(filter(None, (_nan_key(part, str(name)) for name, part in pairs)), None)
+    return key if isinstance(value, float) and math.isnan(value) else None
+
+
 def _check_length(file: Path, header: Mapping[str, Mapping[str, Any]]) -> None:
     with file.open("rb") as handle:
         start = int.from_bytes(handle.read(8), "little") + 8
-    end = 0
+    places: list[tuple[int, int, str]] = []
     for name, entry in header.items():
         pair = entry.get("data_offsets")
         if not _is_range(pair):
             raise _error(f"{name} has no valid data_offsets", at=file)
-        end = max(end, pair[1])
+        places.append((pair[0], pair[1], name))
+    end = 0
+    for first, last, name in sorted(places):
+        if first != end:
+            raise _error(f"{name} is at byte {first}, and the tensor before it ends at byte {end}", at=file)
+        end = last
     size = file.stat().st_size
-    if size < start + end:
+    if size != start + end:
         raise _error(f"the file has {size} of {start + end} bytes", at=file)
 
 
 def _is_range(value: Any) -> TypeGuard[list[int]]:
     whole = isinstance(value, list) and len(value) == 2 and all(type(number) is int for number in value)
     return whole and 0 <= value[0] <= value[1]
+
+
+def _check_duplicates(headers: Mapping[Path, Mapping[str, Any]]) -> None:
+    """Raise `UsageError` for a tensor in two files. Programs read different ones."""
+    places: dict[str, Path] = {}
+    for file, header in headers.items():
+        for name in header:
+            if name in places:
+                raise _error(f"{name} is also in {places[name].name}", at=file)
+            places[name] = file
+
+
+def _check_4bit(path: Path, entries: Mapping[str, Mapping[str, Any]]) -> None:
+    """Raise `UsageError` unless each weight with a state of 4 bits, and no other, has this form."""
+    described = {name.partition(_QUANTIZED)[0] for name in entries if _QUANTIZED in name}
+    packed = {n for n, entry in entries.items() if n.endswith(".weight") and entry.get("dtype") == "U8"}
+    if not described:
+        raise _error("quantization_config names weights in 4 bits, and the files have other ones", at=path)
+    for name in sorted(described ^ packed):
+        state = "no state" if name in packed else "a state, and not this form"
+        raise _error(f"quantization_config names weights in 4 bits, and {name} has {state}", at=path)
 
 
 def _check_index(directory: Path, shapes: Collection[str]) -> None:
@@ -363,7 +415,7 @@ def _check_tied_head(path: Path, headers: Mapping[Path, Mapping[str, Any]]) -> N
 
 
 def _check_values(headers: Mapping[Path, Mapping[str, Any]]) -> None:
-    """Raise `UsageError` for a value that is NaN or infinite.
+    """Raise `UsageError` for a value that is NaN, or infinite in float32.
 
     Only the smallest tensors, up to 2 GiB in all, are read.
     """
@@ -379,12 +431,12 @@ def _check_values(headers: Mapping[Path, Mapping[str, Any]]) -> None:
         scanned += math.prod(entry["shape"]) * width
         if scanned > _MAX_SCANNED_BYTES:
             return
-        exponent = _EXPONENTS[entry["dtype"]]
+        exponent, limit = _EXPONENTS[entry["dtype"]], _TOO_LARGE[entry["dtype"]]
         kind = np.dtype(f"<u{width}")
         for chunk in _chunks(file, entry):
             bits = np.frombuffer(chunk, kind) & kind.type(exponent)
-            if bits.size and int(bits.max()) == exponent:
-                raise _error(f"{name} has a value that is NaN or infinite", at=file)
+            if bits.size and int(bits.max()) >= limit:
+                raise _error(f"{name} has a value that is NaN, or infinite in float32", at=file)
 
 
 def _chunks(file: Path, entry: Mapping[str, Any]) -> Iterator[bytes]:

@@ -58,7 +58,8 @@ def trainer_warnings(config: RLConfig, model_path: Path | None, *, on_gpu: bool)
             warnings += _length_warnings(config, content)
     shapes = tensor_shapes(model_path) if model_path is not None else {}
     lora = config.trainer.model.experimental.lora
-    quantized = model_path is not None and is_4bit(read_model_config(model_path / "config.json"))
+    stored = read_model_config(model_path / "config.json") if model_path is not None else {}
+    quantized = is_4bit(stored)
     if quantized and lora is None:
         warnings.append(
             "trainer.model.experimental.lora: the weights of the model have 4 bits, so only an adapter can "

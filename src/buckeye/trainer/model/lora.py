@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 
 from buckeye.config.trainer import LoRAConfig
 from buckeye.errors import UsageError
-from buckeye.inference.engine.general_spec import inject_adapter
+from buckeye.inference.engine.general_spec import inject_adapter, is_linear
 from buckeye.trainer.model.adapter_files import ADAPTER_NAME
 from buckeye.trainer.parallel.fsdp import shard_like
 
@@ -89,7 +89,7 @@ def without_adapter(model: nn.Module) -> Iterator[None]:
 
 def _check_targets(model: PreTrainedModel, targets: Iterable[str]) -> None:
     head = model.get_output_embeddings()
-    linear = [n for n, m in model.named_modules() if isinstance(m, nn.Linear) and m is not head]
+    linear = [n for n, m in model.named_modules() if is_linear(n, m) and m is not head]
     missing = [target for target in targets if not _names_ending_in(target, linear)]
     if missing or not targets:
         kinds = dict.fromkeys(name.rpartition(".")[2] for name in linear)

@@ -24,6 +24,7 @@ from transformers.utils import logging as transformers_logging
 from buckeye.base.distribution import need
 from buckeye.errors import UsageError
 from buckeye.inference.engine.architecture import check_sizes
+from buckeye.inference.engine.general_spec import weights_problem
 from buckeye.inference.engine.model_fields import is_4bit
 from buckeye.inference.engine.weights import auto_compute_dtype
 from buckeye.trainer.data.packing import PackedMicroBatch, pack_micro_batch
@@ -269,17 +270,12 @@ def load_policy(
         )
     except Exception as error:  # transformers raises arbitrary exceptions for an incomplete model directory
         raise model_load_error(name, error) from error
-    for key, stored, expected in sorted(info["mismatched_keys"]):
+    problem = weights_problem(model, info)
+    if problem is not None:
         raise UsageError(
-            f"the model {name!r} is damaged: {key} has shape {list(stored)}; expected {list(expected)}",
+            f"the model {name!r} is damaged: {problem}",
             code="BK-MODEL-DAMAGED",
             hint="download or copy the model again, with its config.json",
-        )
-    if info["missing_keys"]:
-        raise UsageError(
-            f"the model {name!r} is incomplete: {sorted(info['missing_keys'])[:3]} ... missing",
-            code="BK-MODEL-DAMAGED",
-            hint="download or copy the model again",
         )
     if is_quantized:  # a tensor that is a view of the mapped file would keep all its pages in memory
         for parameter in filter(torch.is_floating_point, model.parameters()):
