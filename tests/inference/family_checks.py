@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM
 from buckeye.config.trainer import LoRAConfig
 from buckeye.inference.engine.adapters import AdaptedCheckpoint
 from buckeye.inference.engine.decoder import Chunk, Decoder
+from buckeye.inference.engine.general_spec import target_problem
 from buckeye.inference.engine.weights import Checkpoint
 from buckeye.trainer.data.packing import pack_micro_batch
 from buckeye.trainer.model.adapter_files import merge_adapter, save_adapter
@@ -45,7 +46,7 @@ class Saved:
         modules = self.reference.named_modules()
         linear = [name for name, m in modules if isinstance(m, torch.nn.Linear) and m is not head]
         names = {name.rpartition(".")[2] for name in linear} - {"router"}
-        if any(".experts." in name for name, _ in self.reference.named_parameters()):
+        if target_problem(self.directory, names):  # peft would adapt experts
             names -= {"gate_proj", "up_proj", "down_proj"}
         return sorted(names)
 

@@ -69,7 +69,7 @@ def trainer_warnings(config: RLConfig, model_path: Path | None, *, on_gpu: bool)
         warnings += _quantization_warnings(config, model_path, on_gpu=on_gpu)
     if shapes and lora is not None and model_path is not None:
         warnings += _target_warnings(lora.target_modules, _linear_modules(model_path, shapes))
-        has_experts = any(".experts." in name for name in shapes)
+        has_experts = any("expert" in key for key in stored)
         problem = target_problem(model_path, lora.target_modules) if has_experts else None
         warnings += [] if problem is None else [f"{_TARGETS}: {problem}"]
         tied = [name for name in lora.modules_to_save if name.rpartition(".")[2] in _OUTER_MODULES]
