@@ -31,7 +31,7 @@ FORMS = {
     for path in sorted((Path(__file__).parent / "chat_templates" / "forms").glob("*.jinja"))
 }
 UNUSABLE = ("close_inside", "parts_only")
-REWRITES = ("strips_reasoning",)
+REWRITES = ("strips_reasoning", "opens_reasoning")
 _NAMES = re.compile(r"<[|｜][^\s<>]{1,40}[|｜]>|</?s>|\[/?[A-Z_]{2,24}\]|\[\|[a-z]+\|\]|<[a-z]+_of_[a-z]+>")
 _ENDS = (
     "<|END_OF_TURN_TOKEN|>",
