@@ -118,6 +118,11 @@ _FIXED = (
     "return_dict",
     "use_cache",
 )
+_EXCLUDED = (
+    "is_causal",
+    "keep_window_size",  # the largest length of a sample
+    "slow_but_exact",  # computes with the weights of layers, so an adapter has no effect
+)
 _ROPES = (
     {"rope_type": "linear", "factor": 2.0},
     {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16},
@@ -128,8 +133,7 @@ def field_values(family):
     """Return other values of each field of a configuration class, except sizes and fields without effect."""
     values = {}
     for key, default in CONFIG_MAPPING[family]().to_dict().items():
-        # "slow_but_exact" computes with the weights of layers, so an adapter has no effect
-        if any(part in key for part in _FIXED) or key in ("is_causal", "slow_but_exact"):
+        if any(part in key for part in _FIXED) or key in _EXCLUDED:
             continue
         if isinstance(default, bool):
             values[key] = [not default]

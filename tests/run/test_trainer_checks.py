@@ -163,7 +163,8 @@ ADAPTERS = {
 
 @pytest.mark.parametrize(("module", "shape", "base", "said"), ADAPTERS.values(), ids=ADAPTERS)
 def test_initial_adapter_of_another_model_is_reported(tiny_model, tmp_path, module, shape, base, said):
-    (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "org/base", "r": 4}')
+    settings = {"base_model_name_or_path": "org/base", "r": 4, "lora_alpha": 8}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(settings))
     if module is not None:
         digest = base_digest(str(tiny_model)) if base == "here" else base
         rows = load_file(tiny_model / "model.safetensors")[f"{Q}.weight"].shape[0]

@@ -376,6 +376,11 @@ BROKEN_ADAPTERS = {
     "NaN": replaced(lambda t: {name: tensor * torch.nan for name, tensor in t.items()}),
     "integers": replaced(lambda t: {name: tensor.char() for name, tensor in t.items()}),
     "half of a pair": replaced(lambda t: {f"{_Q}A.weight": t[f"{_Q}A.weight"]}),
+    "routed experts": lambda a: edit(a, OF_ADAPTER, target_parameters=["gate_up_proj"]),
+    "layer of a deeper model": replaced(lambda t: {n.replace(".0.", ".7."): v for n, v in t.items()}),
+    "rank of 0": replaced(lambda t: {n: v[:0] if "_A" in n else v[:, :0].clone() for n, v in t.items()}),
+    "no scale": lambda a: edit(a, OF_ADAPTER, lora_alpha=...),
+    "scale is text": lambda a: edit(a, OF_ADAPTER, lora_alpha="much"),
     "no matrices": replaced(lambda t: {"x": torch.ones(1)}),
     "unknown module": replaced(lambda t: {n.replace("q_proj", "w_proj"): v for n, v in t.items()}),
 }

@@ -139,6 +139,9 @@ def _adapter_problems(
         elif shape[1 if letter == "A.weight" else 0] not in shapes.get(weight, ()):
             state = f"has shape {list(shapes[weight])}" if weight in shapes else "does not exist"
             yield f"is for another model: {name} has shape {shape}; {weight} {state}"
+    alpha = settings.get("lora_alpha")
+    if type(alpha) not in (int, float):
+        yield f"has the lora_alpha {format_value(alpha)}; expected a number"
     if settings.get("target_parameters"):
         yield "changes routed experts (target_parameters), which is not supported"
     if not pairs:
