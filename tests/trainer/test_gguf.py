@@ -158,6 +158,16 @@ def test_file_that_is_not_read_completely_is_refused(convert, tmp_path, case, wo
     assert not (tmp_path / "model").exists()
 
 
+def test_value_that_is_not_a_number_is_refused(convert, tmp_path):
+    model, tokenizer = make_model("llama")
+    with torch.no_grad():
+        model.model.norm.weight[3] = torch.nan
+    write_gguf(tmp_path / "file.gguf", model, tokenizer)
+    done = convert()
+    assert (done.returncode, "BK-MODEL-UNSUPPORTED" in done.stderr) == (2, True), done.stderr
+    assert not (tmp_path / "model").exists()
+
+
 @pytest.mark.parametrize("share", [0.0001, 0.01, 0.05, 0.5, 0.99])
 def test_truncated_file_is_refused(convert, tmp_path, share):
     file = tmp_path / "file.gguf"

@@ -176,6 +176,9 @@ def _load(file: Path, content: _Content, report: Callable[[str], None]) -> tuple
         raise _unsupported_error(file, f"it has no weights for {min(loaded['missing_keys'])}")
     for name, found, expected in sorted(loaded["mismatched_keys"]):
         raise _unsupported_error(file, f"{name} has the shape {tuple(found)} instead of {tuple(expected)}")
+    for name, parameter in model.named_parameters():
+        if not parameter.isfinite().all():
+            raise _unsupported_error(file, f"{name} has a value that is NaN or infinite")
     return model, tokenizer
 
 
