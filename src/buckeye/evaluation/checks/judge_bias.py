@@ -69,8 +69,9 @@ async def measure_judge(
     pairs = _pairs(samples, form)
     checks, biases = list[CheckResult](), list[JudgeBias]()
     if judged:
+        name = "length bias of the judge"
         biases += await _length_biases(runner, judged, pairs)
-        checks.append(_result("length bias of the judge", biases, limit))
+        checks.append(_result(name, biases, limit))
     if compare is not None:
         name = "position bias of the judge"
         try:
