@@ -21,7 +21,7 @@ from buckeye.orchestrator.simulation import EngineLaw, Laws, RolloutLaw, Simulat
 
 _MIN_ROLLOUTS = 32
 _MIN_STEPS = 12
-_SIMULATED_ROLLOUTS = 3000
+_SIMULATED_ROLLOUTS = 8000
 _TOLD_APART = 0.1
 """Smallest relative range of the number of sequences that shows its effect on their speed."""
 
@@ -121,13 +121,14 @@ def simulate_layouts(run: Path) -> tuple[float, dict[tuple[int, int], Simulated]
     config = OrchestratorConfig.model_validate(read_json(run / "configs" / "orchestrator.json"))
     engines, level = len(config.client.base_url), config.max_async_level
     metrics = RunMetrics(read_metrics(run / "metrics.jsonl"))
-    recorded = rollout_steps(run)[1:]  # the first step has the start of all processes
+    # the first step has the start of all processes, and the last one waits for the slowest rollouts
+    recorded = rollout_steps(run)[1:-1]
     batches = [[r for r in read_rollouts(run, step)[0] if r.seconds and r.ended] for step in recorded]
     rollouts = [row for batch in batches for row in batch]
     useful = sum(bool(row.calls) for row in rollouts)
     if useful < _MIN_ROLLOUTS:
         raise UsageError(
-            f"{run} has {useful} rollouts with calls after its first step, and {_MIN_ROLLOUTS} are needed",
+            f"{run} has {useful} rollouts with calls without its first and last step; {_MIN_ROLLOUTS} are needed",
             code="BK-RUN-NO-DATA",
             hint="let the run continue for some steps",
         )
