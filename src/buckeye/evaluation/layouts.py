@@ -128,7 +128,7 @@ def simulate_layouts(run: Path) -> tuple[float, dict[tuple[int, int], Simulated]
     useful = sum(bool(row.calls) for row in rollouts)
     if useful < _MIN_ROLLOUTS:
         raise UsageError(
-            f"{run} has {useful} rollouts with calls without its first and last step; {_MIN_ROLLOUTS} are needed",
+            f"{run} has {useful} rollouts with calls in its inner steps; {_MIN_ROLLOUTS} are needed",
             code="BK-RUN-NO-DATA",
             hint="let the run continue for some steps",
         )
