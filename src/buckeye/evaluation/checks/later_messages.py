@@ -1,4 +1,4 @@
-"""Check that an environment does not show the answer of a task after a wrong reply, and then reward it."""
+"""Check that an environment does not show the answer of a task in its messages after a wrong reply."""
 
 from __future__ import annotations
 
