@@ -10,8 +10,8 @@ from pathlib import Path
 
 from text_2048.board import DIRECTIONS, Game
 
-SIZE, TARGET, TURNS = 3, 8, 5
-HABIT = 0.8  # share of moves by habit; the others are random
+SIZE, TARGET, TURNS = 3, 8, 6
+HABIT = 0.95  # share of moves by habit; the others are random
 CONFIG = {
     "system_prompt": 'Play 2048: <tool>move("up")</tool>, "down", "left" or "right".',
     "parser": {"use_thinking": False},
@@ -68,7 +68,7 @@ def main():
     """Write the files."""
     out = Path("outputs")
     out.mkdir(exist_ok=True)
-    (out / "tasks.json").write_text(json.dumps([task(seed) for seed in range(1_000)], indent=1))
+    (out / "tasks.json").write_text(json.dumps([task(seed) for seed in range(16)], indent=1))
     (out / "config.yaml").write_text(json.dumps(CONFIG, indent=1))
     with open(out / "chats.jsonl", "w") as chats:
         for seed in range(200_000, 203_000):
