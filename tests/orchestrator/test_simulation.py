@@ -145,6 +145,20 @@ def test_a_recorded_run_is_simulated_as_it_was(tmp_path, monkeypatch, level):
     assert simulated[1, level + 1].step_seconds < simulated[1, level].step_seconds
 
 
+def test_a_run_whose_calls_took_no_time_is_refused(tmp_path):
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "rollouts").mkdir()
+    settings = config(1).model_dump(mode="json")
+    (tmp_path / "configs" / "orchestrator.json").write_text(json.dumps(settings))
+    (tmp_path / "metrics.jsonl").write_text("")
+    row = {"group": 0, "task_id": "t", "ended": 9.0, "seconds": 1.0, "calls": [[0.5, 0.5, 0.5, 4]]}
+    for step in range(4):
+        (tmp_path / "rollouts" / f"step_{step}.jsonl").write_text(f"{json.dumps(row)}\n" * 40)
+    with pytest.raises(UsageError) as raised:
+        simulate_layouts(tmp_path)
+    assert raised.value.code == "BK-RUN-NO-DATA"
+
+
 @pytest.mark.parametrize(("recorded", "warns"), [(10.0, False), (14.0, True)])
 def test_a_simulation_that_misses_the_recorded_steps_warns(monkeypatch, recorded, warns):
     found = simulate(config(0), laws(EngineLaw(base=0.02)), engines=1, steps=8)

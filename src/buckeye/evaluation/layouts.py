@@ -51,7 +51,7 @@ def fit_engine(
             rows += [
                 (began + call.sent, began + call.answered, longest if deterministic else call.tokens)
                 for began, call in calls
-                if call.tokens and call.answered > call.sent
+                if call.has_duration
             ]
     starts, ends, tokens = np.array(rows).T
     running = np.maximum(1.0, _mean_overlap(starts, ends) / engines)
@@ -125,10 +125,10 @@ def simulate_layouts(run: Path) -> tuple[float, dict[tuple[int, int], Simulated]
     recorded = rollout_steps(run)[1:-1]
     batches = [[r for r in read_rollouts(run, step)[0] if r.seconds and r.ended] for step in recorded]
     rollouts = [row for batch in batches for row in batch]
-    useful = sum(bool(row.calls) for row in rollouts)
+    useful = sum(any(call.has_duration for call in row.calls) for row in rollouts)
     if useful < _MIN_ROLLOUTS:
         raise UsageError(
-            f"{run} has {useful} rollouts with calls in its inner steps; {_MIN_ROLLOUTS} are needed",
+            f"{run} has {useful} rollouts with timed calls in its inner steps; {_MIN_ROLLOUTS} are needed",
             code="BK-RUN-NO-DATA",
             hint="let the run continue for some steps",
         )

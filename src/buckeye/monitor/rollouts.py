@@ -30,6 +30,11 @@ class SampledCall(NamedTuple):
     answered: float
     tokens: int
 
+    @property
+    def has_duration(self) -> bool:
+        """True if it shows the speed of the server: it has tokens, and took at least a millisecond."""
+        return self.tokens > 0 and self.answered > self.sent
+
     def since(self, start: float) -> SampledCall:
         """Return the call with times relative to `start`."""
         return SampledCall(self.asked - start, self.sent - start, self.answered - start, self.tokens)

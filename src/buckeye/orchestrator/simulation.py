@@ -282,7 +282,7 @@ class SimulatedEnvironment:
         for seconds, tokens in zip(waits, law.reply_tokens, strict=True):
             await asyncio.sleep(seconds)
             messages.append({"role": "user", "content": f"{prompt}1 {tokens}"})
-            reply = await policy.ask(messages)  # type: ignore[attr-defined]
+            reply = await policy.chat(messages)
             messages.append(reply.message)
             prompt = ""
         await asyncio.sleep(last)
