@@ -73,12 +73,12 @@ class Server:
 
 @asynccontextmanager
 async def started_server(
-    backend: str, backlog: int, resets: float, *, tokens: int = NEW_TOKENS
+    backend: str, backlog: int, resets: float, *, tokens: int = NEW_TOKENS, delay: float = 0.02
 ) -> AsyncIterator[Server]:
-    """Start the server, and stop it at the end. Replies of `none` have this number of tokens."""
+    """Start the server and stop it at the end. `none` replies with `tokens` tokens, after `delay` seconds."""
     if backend == "none":
         program = str(Path(__file__).with_name("client_server.py"))
-        args = (sys.executable, program, str(backlog), str(resets), str(tokens), "0.02")
+        args = (sys.executable, program, str(backlog), str(resets), str(tokens), str(delay))
         process = await asyncio.create_subprocess_exec(*args, stdout=subprocess.PIPE)
         assert process.stdout is not None
         port = int(await process.stdout.readline())

@@ -1,12 +1,14 @@
 """Measure the cost of a rollout in the orchestrator, from its task to the written batch.
 
-    python benchmarks/orchestrator.py [--rollouts 10 1000 10000] [--profile FILE]
+    python benchmarks/orchestrator.py [--rollouts 10 1000 10000] [--rounds 5] [--delay 0] [--profile FILE]
 
-A rollout asks twice for 256 tokens. `client_server.py`, another process without a model, replies to the
-requests. Real: the collector, the rollout runner, the chat template, the HTTP client, the advantages, the
-files of rollouts and of the batch. Batches have half of the rollouts in flight, and at least 512. Prints the
-processor time of the orchestrator per rollout, the rollouts per second that it can finish, and its memory.
-Fails if a rollout is lost.
+A rollout asks twice for 256 tokens. `client_server.py`, another process without a model, replies at once, or
+after `--delay` seconds; with a delay and few rollouts, the processor sleeps between replies, and a start from
+sleep costs time, too. Real: the collector, the rollout runner, the chat template, the HTTP client, the
+advantages, the files of rollouts and of the batch. Batches have half of the rollouts in flight, and at least
+512. Prints for each round the processor time of the orchestrator per rollout, the rollouts per second that it
+can finish, and its memory; then the medians. A round that is not counted loads the code first. Fails if a
+rollout is lost.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import cProfile
-import gc
+import statistics
 import sys
 import tempfile
 import time
@@ -89,8 +91,8 @@ class Writing:
         await self._sender.write(batch)
 
 
-async def measure(server: Server, in_flight: int, profile: cProfile.Profile | None) -> None:
-    """Collect and write batches, and print one row."""
+async def measure(server: Server, in_flight: int, profile: cProfile.Profile | None) -> float:
+    """Collect and write batches, and print one row. Return the processor time of a rollout in ms."""
     size = max(LEAST_BATCH, in_flight // 2 // GROUP * GROUP)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -112,7 +114,7 @@ async def measure(server: Server, in_flight: int, profile: cProfile.Profile | No
             runner = recording_runner(config, client, renderer, seed=0, params=params)
             pauses = EnvironmentPauses([environment.name], config.env_pause, folder)
             collector = GroupCollector(TaskSampler([environment], seed=0), runner, config, pauses, state={})
-            await _run(runner, collector, Writing(folder, config, renderer), in_flight, profile)
+            return await _run(runner, collector, Writing(folder, config, renderer), in_flight, profile)
 
 
 async def _run(
@@ -121,9 +123,9 @@ async def _run(
     writing: Writing,
     in_flight: int,
     profile: cProfile.Profile | None,
-) -> None:
+) -> float:
     garbage = asyncio.create_task(collect_garbage())
-    gc.collect()
+    await asyncio.sleep(0)  # the first collection is of the program's start
     size = writing.config.batch_rollouts
     steps, cpu, began = max(3, LEAST_ROLLOUTS // size), time.process_time(), time.monotonic()
     if profile is not None:
@@ -148,6 +150,7 @@ async def _run(
     print(f"| {' | '.join(map(str, cells))} |", flush=True)
     if unaccounted:
         raise SystemExit("rollouts were lost")
+    return 1000 * cpu / finished
 
 
 def main() -> None:
@@ -156,6 +159,8 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rollouts", nargs="+", type=int, default=[10, 1000, 10000])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--delay", type=float, default=0.0, help="seconds until the server replies")
     parser.add_argument("--profile", type=Path, help="write the profile of cProfile to this file")
     args = parser.parse_args()
     raise_open_files_limit()
@@ -163,11 +168,17 @@ def main() -> None:
     profile = cProfile.Profile(time.process_time) if args.profile is not None else None
 
     async def run() -> None:
-        async with started_server("none", 4096, 0.0, tokens=NEW_TOKENS) as server:
+        async with started_server("none", 4096, 0.0, tokens=NEW_TOKENS, delay=args.delay) as server:
             print("| in flight | ms a rollout | rollouts/s | MiB | unaccounted |")
             print(f"|{'---:|' * 5}")
-            for in_flight in args.rollouts:
-                await measure(server, in_flight, profile)
+            await measure(server, LEAST_BATCH, None)
+            rounds = [
+                [await measure(server, in_flight, profile) for in_flight in args.rollouts]
+                for _ in range(args.rounds)
+            ]
+            medians = [statistics.median(column) for column in zip(*rounds, strict=True)]
+            print(*(f"{n:,}: {ms:.2f} ms" for n, ms in zip(args.rollouts, medians, strict=True)), sep=", ")
+            print(f"largest to smallest: {max(medians) / min(medians):.2f}")
 
     asyncio.run(run())
     if profile is not None:
