@@ -73,12 +73,29 @@ class Server:
 
 @asynccontextmanager
 async def started_server(
-    backend: str, backlog: int, resets: float, *, tokens: int = NEW_TOKENS, delay: float = 0.02
+    backend: str,
+    backlog: int,
+    resets: float,
+    *,
+    tokens: int = NEW_TOKENS,
+    delay: float = 0.02,
+    arrays: bool = True,
 ) -> AsyncIterator[Server]:
-    """Start the server and stop it at the end. `none` replies with `tokens` tokens, after `delay` seconds."""
+    """Start the server and stop it at the end. `none` replies with `tokens` tokens, after `delay` seconds.
+
+    With `arrays` false, it replies with JSON, as servers of others do.
+    """
     if backend == "none":
         program = str(Path(__file__).with_name("client_server.py"))
-        args = (sys.executable, program, str(backlog), str(resets), str(tokens), str(delay))
+        args = (
+            sys.executable,
+            program,
+            str(backlog),
+            str(resets),
+            str(tokens),
+            str(delay),
+            *([] if arrays else ["json"]),
+        )
         process = await asyncio.create_subprocess_exec(*args, stdout=subprocess.PIPE)
         assert process.stdout is not None
         port = int(await process.stdout.readline())

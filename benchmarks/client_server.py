@@ -1,9 +1,9 @@
 """Server without a model for `client.py` and `held.py`: it replies to requests, and may reset connections.
 
-    python benchmarks/client_server.py BACKLOG RESETS [TOKENS SECONDS]
+    python benchmarks/client_server.py BACKLOG RESETS [TOKENS SECONDS json]
 
 Prints its port. RESETS is the share of connections that it resets after their first request. A reply has
-TOKENS tokens (16) and arrives after SECONDS (0.02).
+TOKENS tokens (16) and arrives after SECONDS (0.02). With `json`, no reply has arrays.
 """
 
 from __future__ import annotations
@@ -12,6 +12,10 @@ import asyncio
 import json
 import random
 import sys
+
+import msgspec
+
+from buckeye.inference.types import ARRAYS_TYPE, json_to_arrays
 
 MODEL = "m"
 TOKENS, SECONDS = (int(sys.argv[3]), float(sys.argv[4])) if len(sys.argv) > 4 else (16, 0.02)
@@ -36,7 +40,13 @@ REPLIES = {
     "/inference/v1/generate": {"choices": [CHOICE]},
     "/v1/completions": {"choices": [CHOICE | {"logprobs": {"token_logprobs": LOGPROBS}}]},
 }
-CONTENTS = {route.encode(): json.dumps(reply).encode() for route, reply in REPLIES.items()}
+SAMPLING = (b"/inference/v1/generate", b"/v1/completions")
+CONTENTS = {
+    route.encode(): ("application/json", json.dumps(reply).encode()) for route, reply in REPLIES.items()
+}
+if "json" not in sys.argv:
+    _, content = CONTENTS[b"/inference/v1/generate"]
+    CONTENTS[b"/inference/v1/generate"] = ARRAYS_TYPE, msgspec.msgpack.encode(json_to_arrays(content))
 
 
 class Connection(asyncio.Protocol):
@@ -61,11 +71,11 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
             return
         route = bytes(given.split()[1])
-        content = CONTENTS[route]
-        head = f"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {len(content)}\r\n\r\n"
+        kind, content = CONTENTS[route]
+        head = f"HTTP/1.1 200 OK\r\ncontent-type: {kind}\r\ncontent-length: {len(content)}\r\n\r\n"
         reply = head.encode() + content
         asyncio.get_running_loop().call_later(
-            SECONDS if b"choices" in content[:20] else 0.02, self._transport.write, reply
+            SECONDS if route in SAMPLING else 0.02, self._transport.write, reply
         )
 
 

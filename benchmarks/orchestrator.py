@@ -1,14 +1,15 @@
 """Measure the cost of a rollout in the orchestrator, from its task to the written batch.
 
-    python benchmarks/orchestrator.py [--rollouts 10 1000 10000] [--rounds 5] [--delay 0] [--profile FILE]
+    python benchmarks/orchestrator.py [--rollouts 10 1000 10000] [--rounds 5] [--delay 0] [--tokens 256]
+        [--json] [--profile FILE]
 
-A rollout asks twice for 256 tokens. `client_server.py`, another process without a model, replies at once, or
-after `--delay` seconds; with a delay and few rollouts, the processor sleeps between replies, and a start from
-sleep costs time, too. Real: the collector, the rollout runner, the chat template, the HTTP client, the
-advantages, the files of rollouts and of the batch. Batches have half of the rollouts in flight, and at least
-512. Prints for each round the processor time of the orchestrator per rollout, the rollouts per second that it
-can finish, and its memory; then the medians. A round that is not counted loads the code first. Fails if a
-rollout is lost.
+A rollout asks twice for 256 tokens, or `--tokens`. `client_server.py`, another process without a model,
+replies at once, or after `--delay` seconds; with a delay and few rollouts, the processor sleeps between
+replies, and a start from sleep costs time, too. With `--json`, it replies like the servers of others. Real:
+the collector, the rollout runner, the chat template, the HTTP client, the advantages, the files of rollouts
+and of the batch. Batches have half of the rollouts in flight, and at least 512. Prints for each round the
+processor time of the orchestrator per rollout, the rollouts per second that it can finish, and its memory;
+then the medians. A round that is not counted loads the code first. Fails if a rollout is lost.
 """
 
 from __future__ import annotations
@@ -43,7 +44,6 @@ from buckeye.orchestrator.task_sampler import TaskSampler
 from buckeye.trainer.model.tiny import TinySize, make_tiny_model
 
 GROUP = 8
-NEW_TOKENS = 256
 LEAST_BATCH, LEAST_ROLLOUTS = 512, 4000
 QUESTION = "what would a benchmark say if it had a voice and some time to think about words"
 
@@ -91,7 +91,7 @@ class Writing:
         await self._sender.write(batch)
 
 
-async def measure(server: Server, in_flight: int, profile: cProfile.Profile | None) -> float:
+async def measure(server: Server, in_flight: int, tokens: int, profile: cProfile.Profile | None) -> float:
     """Collect and write batches, and print one row. Return the processor time of a rollout in ms."""
     size = max(LEAST_BATCH, in_flight // 2 // GROUP * GROUP)
     with tempfile.TemporaryDirectory() as name:
@@ -102,6 +102,7 @@ async def measure(server: Server, in_flight: int, profile: cProfile.Profile | No
             batch_size=size,
             rollouts_per_example=GROUP,
             max_async_level=1,
+            seq_len=3 * tokens + 1024,
             max_concurrent=in_flight,
             max_off_policy_steps=1 << 20,  # the server does not know of updates
         )
@@ -110,7 +111,7 @@ async def measure(server: Server, in_flight: int, profile: cProfile.Profile | No
         client = InferenceClient([server.url], api_key=server.key, timeout=600, model=server.model)
         async with client:
             await client.wait_ready(60)
-            params = SamplingParams(max_tokens=NEW_TOKENS)
+            params = SamplingParams(max_tokens=tokens)
             runner = recording_runner(config, client, renderer, seed=0, params=params)
             pauses = EnvironmentPauses([environment.name], config.env_pause, folder)
             collector = GroupCollector(TaskSampler([environment], seed=0), runner, config, pauses, state={})
@@ -160,6 +161,8 @@ def main() -> None:
     )
     parser.add_argument("--rollouts", nargs="+", type=int, default=[10, 1000, 10000])
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--tokens", type=int, default=256, help="tokens of a reply")
+    parser.add_argument("--json", action="store_true", help="replies have JSON instead of arrays")
     parser.add_argument("--delay", type=float, default=0.0, help="seconds until the server replies")
     parser.add_argument("--profile", type=Path, help="write the profile of cProfile to this file")
     args = parser.parse_args()
@@ -168,12 +171,13 @@ def main() -> None:
     profile = cProfile.Profile(time.process_time) if args.profile is not None else None
 
     async def run() -> None:
-        async with started_server("none", 4096, 0.0, tokens=NEW_TOKENS, delay=args.delay) as server:
+        options = {"tokens": args.tokens, "delay": args.delay, "arrays": not args.json}
+        async with started_server("none", 4096, 0.0, **options) as server:
             print("| in flight | ms a rollout | rollouts/s | MiB | unaccounted |")
             print(f"|{'---:|' * 5}")
-            await measure(server, LEAST_BATCH, None)
+            await measure(server, LEAST_BATCH, args.tokens, None)
             rounds = [
-                [await measure(server, in_flight, profile) for in_flight in args.rollouts]
+                [await measure(server, in_flight, args.tokens, profile) for in_flight in args.rollouts]
                 for _ in range(args.rounds)
             ]
             medians = [statistics.median(column) for column in zip(*rounds, strict=True)]

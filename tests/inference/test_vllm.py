@@ -71,7 +71,7 @@ GPU, LONG, KV = {"cpu": False}, {"model": {"max_model_len": 9000}}, "--kv-cache-
         ({}, "--logprobs-mode", "processed_logprobs"),
         ({}, "--generation-config", "vllm"),
         ({}, "--enable-scale-out", ...),
-        ({}, "--middleware", "buckeye_vllm_gate.Gate"),
+        ({}, "--middleware", "buckeye_vllm_arrays.Arrays"),
         ({}, "--weight-transfer-config", '{"backend": "buckeye_fs"}'),
         ({"model": {"name": "org/m"}}, "--served-model-name", "org/m"),
         ({"server": {"port": 8123}}, "--port", "8123"),
@@ -98,6 +98,12 @@ def test_command_has_the_settings_as_flags(fake_vllm, settings, flag, value):
     assert (flag in words) is (value is not None)
     if isinstance(value, str):
         assert value_of(words, flag) == value
+
+
+def test_the_gate_sees_requests_first(fake_vllm):
+    """vLLM adds middleware from the inside to the outside."""
+    words = command(fake_vllm)
+    assert words[words.index("--middleware") + 2] == "buckeye_vllm_gate.Gate"
 
 
 def test_adapter_of_experts_is_refused_on_a_cpu(fake_vllm, tmp_path):

@@ -23,7 +23,7 @@ from buckeye.errors import RunError
 from buckeye.inference.client import Generation, InferenceClient, SamplingParams
 from buckeye.inference.client.replica import Replica
 from buckeye.inference.render import Conversation
-from buckeye.inference.types import TokenIds
+from buckeye.inference.types import Prefix, TokenIds
 from buckeye.orchestrator.collected_groups import CollectedGroups
 from buckeye.orchestrator.collector import GroupCollector
 from buckeye.orchestrator.deterministic_sampling import DeterministicSampling
@@ -139,7 +139,9 @@ class SimulatedReplica(Replica):
         self._timer: asyncio.TimerHandle | None = None
         self._ended_early = False  # True if a running request was aborted, failed or cancelled
 
-    async def generate(self, prompt_ids: TokenIds, params: SamplingParams, *, request_id: str) -> Generation:
+    async def generate(
+        self, prompt_ids: TokenIds, params: SamplingParams, *, request_id: str, prefix: Prefix | None = None
+    ) -> Generation:
         """Return the reply of a prompt at the time at which the engine has sampled it.
 
         The last id of the prompt is the number of tokens of the reply.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import hashlib
 import itertools
 import resource
 import uuid
@@ -18,6 +19,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
 
+import numpy as np
+
 from buckeye.base.turns import Turns
 from buckeye.errors import InferenceError
 from buckeye.inference.client.fleet import Fleet
@@ -25,7 +28,7 @@ from buckeye.inference.client.replica import Replica, ReplicaLostError, gather_r
 from buckeye.inference.client.router import Router
 from buckeye.inference.client.sleep import Sleep
 from buckeye.inference.client.weight_update import Broadcast, TargetWeights
-from buckeye.inference.types import Generation, SamplingParams, TokenIds
+from buckeye.inference.types import Generation, Prefix, SamplingParams, TokenIds
 from buckeye.transport.weights import Canary
 from buckeye.transport.weights_offer import WeightsOffer
 
@@ -34,6 +37,7 @@ _HEARTBEAT_SECONDS = 60.0  # an engine does not reply while it computes a long p
 _MAX_LOSSES = 8
 _MAX_CONNECTIONS = 4096  # to one server; Buckeye's server accepts no more
 _ABORT_RETRY_SECONDS = 0.02
+_MIN_PREFIX = 64  # tokens; fewer are sent again
 _QUEUED = 0.001
 """Seconds that a request must wait to count as queued."""
 
@@ -43,7 +47,8 @@ T = TypeVar("T")
 class SamplingSession:
     """Client for the turns of one conversation.
 
-    A turn goes to the server that computed the earlier turns, if this server is up and has a free slot.
+    A turn goes to the server that computed the earlier turns, if this server is up and has a free slot. If
+    the turn continues the tokens of the last one, only its new tokens are sent.
     """
 
     def __init__(self, client: InferenceClient) -> None:
@@ -52,6 +57,8 @@ class SamplingSession:
         self._queued: set[asyncio.Timeout] = set()
         self._aborted = False
         self.replica: Replica | None = None
+        self._last: tuple[Prefix, bytes] | None = None
+        """Prompt and reply that `replica` keeps, and the hash of their tokens."""
 
     async def generate(self, prompt_ids: TokenIds, params: SamplingParams) -> Generation:
         """Sample the next turn."""
@@ -65,10 +72,13 @@ class SamplingSession:
             request_id = next(self._client.request_ids)
             self._open[request_id] = replica
             try:
-                generation = await replica.generate(prompt_ids, params, request_id=request_id)
+                generation = await replica.generate(
+                    prompt_ids, params, request_id=request_id, prefix=self._prefix(replica, prompt_ids)
+                )
             finally:
                 del self._open[request_id]
             self.replica = replica
+            self._last = _kept(request_id, prompt_ids, generation) if replica.keeps_prompts else None
             return dataclasses.replace(generation, queued_seconds=queued) if queued > _QUEUED else generation
 
         cost = len(prompt_ids) + params.max_tokens
@@ -76,6 +86,14 @@ class SamplingSession:
             return await self._client.call_replica(call, cost, prefer=self.replica, queued=self._queued)
         except TimeoutError:
             return _aborted_generation()  # `abort` removed the request from the queue
+
+    def _prefix(self, replica: Replica, prompt_ids: TokenIds) -> Prefix | None:
+        """Return the last prompt and reply if the server keeps them, and `prompt_ids` continues them."""
+        if self._last is None or replica is not self.replica:
+            return None
+        prefix, tokens = self._last
+        is_continued = prefix.tokens < len(prompt_ids) and _hash(prompt_ids[: prefix.tokens]) == tokens
+        return prefix if is_continued else None
 
     async def abort(self) -> None:
         """Abort the running requests, and wait until they end.
@@ -97,6 +115,17 @@ class SamplingSession:
 
 def _aborted_generation() -> Generation:
     return Generation(token_ids=[], logprobs=[], versions=[], finish_reason="abort")
+
+
+def _kept(request_id: str, prompt_ids: TokenIds, generation: Generation) -> tuple[Prefix, bytes] | None:
+    ids = np.concatenate([np.asarray(prompt_ids, np.int32), np.array(generation.token_ids, np.int32)])
+    if len(ids) < _MIN_PREFIX:
+        return None
+    return Prefix(request_id=request_id, tokens=len(ids)), _hash(ids)
+
+
+def _hash(ids: TokenIds) -> bytes:
+    return hashlib.blake2b(np.asarray(ids, np.int32).tobytes(), digest_size=16).digest()
 
 
 class InferenceClient:

@@ -10,15 +10,18 @@ from urllib.parse import urlsplit
 import httptools
 import httpx
 
+from buckeye.inference.types import ARRAYS_TYPE
+
 _SIMULTANEOUS_CONNECTS = 64  # fewer than the 128 connections that a server's queue holds by default
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """Status and body of an HTTP reply."""
+    """Status, body and content type of an HTTP reply."""
 
     status: int
     body: bytes
+    content_type: str
 
 
 class Connections:
@@ -31,7 +34,8 @@ class Connections:
         self._tls = httpx.create_ssl_context() if parts.scheme == "https" else None
         self._path = parts.path
         key = f"authorization: Bearer {api_key}\r\n" if api_key else ""
-        self._headers = f"host: {parts.netloc.rpartition('@')[2]}\r\n{key}content-type: application/json\r\n"
+        types = f"accept: {ARRAYS_TYPE}, application/json\r\ncontent-type: application/json\r\n"
+        self._headers = f"host: {parts.netloc.rpartition('@')[2]}\r\n{key}{types}"
         self._idle: list[_Connection] = []
         self._open: set[_Connection] = set()
         self._connects = asyncio.Semaphore(_SIMULTANEOUS_CONNECTS)
@@ -86,6 +90,7 @@ class _Connection(asyncio.Protocol):
         self._parser = httptools.HttpResponseParser(self)
         self._body: list[bytes] = []
         self._has_length = self._has_headers = False
+        self._content_type = ""
         self._transport.write(head + body)
 
     async def reply(self) -> Reply:
@@ -128,7 +133,10 @@ class _Connection(asyncio.Protocol):
     # --- events of the parser ---
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._has_length |= name.lower() in (b"content-length", b"transfer-encoding")
+        name = name.lower()
+        self._has_length |= name in (b"content-length", b"transfer-encoding")
+        if name == b"content-type":
+            self._content_type = value.decode("latin-1").partition(";")[0].strip()
 
     def on_headers_complete(self) -> None:
         self._has_headers = True
@@ -139,4 +147,5 @@ class _Connection(asyncio.Protocol):
     def on_message_complete(self) -> None:
         self.is_reusable = self._has_length and self._parser.should_keep_alive()
         if self._reply is not None and not self._reply.done():
-            self._reply.set_result(Reply(self._parser.get_status_code(), b"".join(self._body)))
+            body = b"".join(self._body)
+            self._reply.set_result(Reply(self._parser.get_status_code(), body, self._content_type))

@@ -16,7 +16,9 @@ import numpy as np
 from buckeye.errors import InferenceError
 from buckeye.inference.client.http import Connections, Reply
 from buckeye.inference.types import (
+    ARRAYS_TYPE,
     Generation,
+    Prefix,
     SamplingParams,
     TokenIds,
     error_message,
@@ -54,6 +56,10 @@ class RefusedError(InferenceError):
     """The server replied with an HTTP error."""
 
     code = "BK-INFERENCE-REQUEST"
+
+
+class PromptDroppedError(RefusedError):
+    """The server does not keep the start of the prompt any more."""
 
 
 class Replica:
@@ -105,6 +111,8 @@ class Replica:
         self.busy_clock = BusyClock()
         self.requests = self.tokens = self.restarts = self.drops = 0
         """Numbers of completed generations, sampled tokens, restarts of the server and broken connections."""
+        self.keeps_prompts = False
+        """True if the server keeps prompts and replies, so that a request may have a `Prefix`."""
         self.last_reply_at = 0.0
         """Time of the last reply that was not a server error, on the monotonic clock."""
         self.update_lock = asyncio.Lock()
@@ -255,8 +263,10 @@ class Replica:
         self.max_num_seqs = min((n for n in counts if isinstance(n, int) and n > 0), default=None)
         return ",".join(sorted(str(worker.get("process", worker.get("pid"))) for worker in workers))
 
-    async def generate(self, prompt_ids: TokenIds, params: SamplingParams, *, request_id: str) -> Generation:
-        """Sample one sequence. `abort` needs the `request_id`.
+    async def generate(
+        self, prompt_ids: TokenIds, params: SamplingParams, *, request_id: str, prefix: Prefix | None = None
+    ) -> Generation:
+        """Sample one sequence. `abort` needs the `request_id`. The server may keep the prompt's `prefix`.
 
         A request to vLLM has no seed. With a seed, vLLM samples each row separately, which is slower, and its
         results still depend on the batch.
@@ -264,7 +274,8 @@ class Replica:
         fields = sampling_fields(params)
         if self.is_vllm:
             del fields["seed"]
-        return self._count([await self.generate_fields(prompt_ids, fields, request_id=request_id)])[0]
+        generation = await self.generate_fields(prompt_ids, fields, prefix=prefix, request_id=request_id)
+        return self._count([generation])[0]
 
     async def abort(self, request_id: str) -> None:
         """Abort a request if it is running. Its `generate` then returns the tokens sampled so far."""
@@ -273,7 +284,7 @@ class Replica:
         await self.request("POST", "/abort_requests", {"request_ids": names})
 
     async def generate_fields(
-        self, prompt_ids: TokenIds, sampling: dict[str, Any], **named: str
+        self, prompt_ids: TokenIds, sampling: dict[str, Any], *, prefix: Prefix | None = None, **named: str
     ) -> Generation:
         """Sample one sequence with the given fields of `sampling_params`. Do not add it to the counts."""
         route = "/inference/v1/generate"
@@ -282,8 +293,13 @@ class Replica:
         version = self.version
         if self.is_vllm:  # vLLM must not reuse the prompts that older weights have computed
             body["cache_salt"] = str(version)
-        reply = await self._call_model(route, body)
-        generation = self.parse_reply(route, lambda: parse_generations(reply)[0])
+        try:
+            following = {} if prefix is None else {"token_ids": prompt_ids[prefix.tokens :], "prefix": prefix}
+            reply = await self._call_model(route, {**body, **following})
+        except PromptDroppedError:
+            reply = await self._call_model(route, body)
+        self.keeps_prompts = reply.content_type == ARRAYS_TYPE
+        generation = self.parse_reply(route, lambda: parse_generations(reply.body, reply.content_type)[0])
         self._check_versions(generation, version)
         return generation
 
@@ -311,7 +327,7 @@ class Replica:
         reply = await self._call_model(route, body)
 
         def parse() -> list[Generation]:
-            generations = parse_generations(reply)
+            generations = parse_generations(reply.body, reply.content_type)
             if len(generations) != len(prompts):
                 raise ValueError(f"{len(generations)} choices for {len(prompts)} prompts")
             return generations
@@ -321,7 +337,7 @@ class Replica:
             self._check_versions(generation, version)
         return self._count(generations)
 
-    async def _call_model(self, route: str, body: dict[str, Any]) -> bytes:
+    async def _call_model(self, route: str, body: dict[str, Any]) -> Reply:
         """Call a route that samples, with the name of the loaded adapter or else of the model.
 
         Repeat the call if an adapter was loaded meanwhile, because the samples may be from the model without
@@ -331,7 +347,7 @@ class Replica:
             adapter = self.adapter
             reply = await self.request("POST", route, {"model": adapter or self._model, **body})
             if self.adapter == adapter:
-                return reply.body
+                return reply
 
     def _check_versions(self, generation: Generation, version: int | None) -> None:
         """Raise `ReplicaLostError` if weights older than `version` sampled some tokens.
@@ -406,6 +422,8 @@ class Replica:
         is_lost = lacks_adapter or status == 503
         if is_lost or (status >= 500 and not await self.is_healthy()):
             raise ReplicaLostError(message, at=self.url)
+        if status == 410:
+            raise PromptDroppedError(message, at=self.url)
         raise RefusedError(message, code="BK-INFERENCE" if status >= 500 else None, at=self.url)
 
     def parse_reply(self, route: str, parse: Callable[[], T]) -> T:

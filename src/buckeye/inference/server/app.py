@@ -14,7 +14,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from buckeye.base.request_gate import AccessRules, RequestGate
-from buckeye.chat.openai_api import ChatRequest, CompletionRequest, GenerateRequest, error_body
+from buckeye.chat.openai_api import ChatRequest, CompletionRequest, error_body
 from buckeye.errors import BuckeyeError, TransportError, UsageError
 from buckeye.inference.server import admin, generate
 from buckeye.inference.server.openapi import ApiRoute, openapi_document
@@ -25,6 +25,7 @@ from buckeye.inference.server.protocol import (
     LoadAdapterRequest,
     RpcRequest,
     TokenizeRequest,
+    TurnRequest,
     UnloadAdapterRequest,
     UpdateRequest,
     WeightVersionRequest,
@@ -69,7 +70,7 @@ def _endpoints() -> list[ApiRoute]:
         ApiRoute("GET", "/v1/models/{model}", admin.model),
         ApiRoute("POST", "/v1/chat/completions", generate.chat_completions, ChatRequest),
         ApiRoute("POST", "/v1/completions", generate.completions, CompletionRequest),
-        ApiRoute("POST", "/inference/v1/generate", generate.generate, GenerateRequest),
+        ApiRoute("POST", "/inference/v1/generate", generate.generate, TurnRequest),
         ApiRoute("POST", "/tokenize", generate.tokenize, TokenizeRequest),
         ApiRoute("POST", "/detokenize", generate.detokenize, DetokenizeRequest),
         ApiRoute("GET", "/is_paused", admin.is_paused),

@@ -8,6 +8,8 @@ from collections.abc import Sequence as Seq
 from types import TracebackType
 from typing import Any, TypeVar
 
+import msgspec
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
@@ -15,13 +17,12 @@ from starlette.types import ASGIApp
 from buckeye.chat.openai_api import (
     ChatRequest,
     CompletionRequest,
-    GenerateRequest,
     Sampling,
     parse_request,
 )
 from buckeye.inference.engine.sequences import Sequence
 from buckeye.inference.render.renderer import EMPTY_REPLY_START, call_start
-from buckeye.inference.server.protocol import DetokenizeRequest, TokenizeRequest
+from buckeye.inference.server.protocol import DetokenizeRequest, TokenizeRequest, TurnRequest
 from buckeye.inference.server.reply_formats import (
     ChatCompletionFormat,
     Choice,
@@ -31,6 +32,7 @@ from buckeye.inference.server.reply_formats import (
 )
 from buckeye.inference.server.responses import event_stream, json_response, read_body
 from buckeye.inference.server.service import DEFAULT_MAX_TOKENS, Service
+from buckeye.inference.types import ARRAYS_TYPE, accepts_arrays
 
 _LONG_BODY = 2**20
 
@@ -134,11 +136,18 @@ async def _call_in_thread_if_long(size: int, prepare: Callable[..., T], *argumen
 
 
 async def generate(service: Service, request: Request) -> ASGIApp:
-    """Sample a continuation of token ids. Return token ids and log-probs, without text."""
-    body = parse_request(await read_body(request), GenerateRequest)
+    """Sample a continuation of token ids. Return token ids and log-probs, without text.
+
+    Reply with HTTP status 410 if the start of the prompt is not kept any more.
+    """
+    body = parse_request(await read_body(request), TurnRequest)
     service.check_model(body.model)
-    sampling = body.sampling_params
-    reply = TokenFormat(service, body, [body.token_ids], top_logprobs=sampling.logprobs)
+    sampling, prompt = body.sampling_params, body.token_ids
+    if body.prefix is not None:
+        if (whole := service.kept_prompts.prompt(body.prefix, prompt)) is None:
+            raise HTTPException(410, "the start of the prompt is not kept any more: send the whole prompt")
+        prompt = whole
+    reply = TokenFormat(service, body, [prompt], top_logprobs=sampling.logprobs)
     max_tokens = sampling.max_tokens or DEFAULT_MAX_TOKENS
     return await _respond(request, service, reply, sampling, max_tokens, stream=body.stream)
 
@@ -173,6 +182,11 @@ async def _respond(
             await submission.wait_update()
             for choice in choices:
                 choice.advance()
+    if reply.has_arrays and accepts_arrays(request.scope["headers"]):
+        arrays = [choice.arrays() for choice in choices]
+        if len(choices) == 1:
+            service.kept_prompts.keep(reply.request_id, reply.prompts[0], arrays[0].token_ids)
+        return Response(msgspec.msgpack.encode(arrays), media_type=ARRAYS_TYPE)
     return json_response(reply.full_reply(choices))
 
 

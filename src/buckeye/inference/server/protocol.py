@@ -8,8 +8,15 @@ import msgspec
 from msgspec import Meta
 
 from buckeye.chat.messages import ChatMessage
-from buckeye.chat.openai_api import TokenIds, Tools, check_conversation
+from buckeye.chat.openai_api import GenerateRequest, TokenIds, Tools, check_conversation
+from buckeye.inference.types import Prefix
 from buckeye.transport.weights import WeightsManifest
+
+
+class TurnRequest(GenerateRequest, kw_only=True, forbid_unknown_fields=True):
+    """POST /inference/v1/generate. With `prefix`, `token_ids` are the tokens of the prompt after it."""
+
+    prefix: Prefix | None = None
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

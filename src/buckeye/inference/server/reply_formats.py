@@ -7,7 +7,7 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Seq
-from typing import Any
+from typing import Any, cast
 
 from buckeye.chat.messages import ToolChoice
 from buckeye.chat.openai_api import (
@@ -28,6 +28,7 @@ from buckeye.inference.render import Conversation
 from buckeye.inference.render.renderer import ReplyStart
 from buckeye.inference.server.service import Service
 from buckeye.inference.server.streaming_reply import ReplyPart, StreamingReplyParser
+from buckeye.inference.types import FinishReason, SampledArrays, VersionSpan, sampled_arrays
 
 
 class Choice:
@@ -85,13 +86,18 @@ class Choice:
         best = sequence.top_logprobs[start:end] or [[]] * (end - start)
         return zip(sequence.token_ids[start:end], sequence.logprobs[start:end], best, strict=True)
 
-    def weight_versions(self) -> list[dict[str, Any]]:
+    def weight_versions(self) -> list[VersionSpan]:
         """Return the spans of processed tokens that one policy version sampled, with their version."""
         return [
-            {"version": str(version), "start": start, "end": min(end, self._seen)}
+            VersionSpan(str(version), start, min(end, self._seen))
             for version, start, end in self.sequence.version_spans()
             if start < self._seen
         ]
+
+    def arrays(self) -> SampledArrays:
+        """Return the processed tokens as arrays."""
+        logprobs, reason = self.sequence.logprobs[: self._seen], cast(FinishReason, self.finish_reason)
+        return sampled_arrays(self.token_ids, logprobs, self.weight_versions(), reason)
 
 
 class ReplyFormat(ABC):
@@ -100,6 +106,8 @@ class ReplyFormat(ABC):
     id_prefix: str
     object_name: str
     part_name: str
+    may_be_arrays = False
+    """True if arrays of token ids and log-probs can be the whole reply."""
 
     def __init__(
         self,
@@ -121,6 +129,12 @@ class ReplyFormat(ABC):
             self._with_versions = bool(body.return_weight_versions)
         self._service = service
         self._created = int(time.time())
+
+    @property
+    def has_arrays(self) -> bool:
+        """True if arrays have all that the request asks for, except text."""
+        has_columns = self._with_token_ids and self._with_versions and self.top_logprobs == 0
+        return self.may_be_arrays and has_columns
 
     def decode(self, ids: Seq[int]) -> str:
         """Return the text of tokens."""
@@ -193,6 +207,7 @@ class TokenFormat(ReplyFormat):
     """Reply of /inference/v1/generate: token ids without text."""
 
     id_prefix = object_name = part_name = "generate"
+    may_be_arrays = True
 
     def decode(self, ids: Seq[int]) -> str:
         """Return an empty text, because this route needs no tokenizer."""
@@ -227,6 +242,11 @@ class CompletionFormat(ReplyFormat):
     id_prefix, object_name, part_name = "cmpl", "text_completion", "text_completion"
     prompt_logprobs: Mapping[tuple[int, ...], list[float]] | None = None
     """By prompt: the log-probs of its tokens after the first one. None: do not return them."""
+
+    @property
+    def may_be_arrays(self) -> bool:  # type: ignore[override]
+        """True if the request asks for no log-probs of the prompt."""
+        return self.prompt_logprobs is None
 
     def _content(self, choice: Choice) -> dict[str, Any]:
         content: dict[str, Any] = {"text": choice.text.text}

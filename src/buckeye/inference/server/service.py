@@ -20,7 +20,7 @@ from buckeye.inference.engine.engine import Engine
 from buckeye.inference.engine.sequences import Sequence
 from buckeye.inference.render import ChatRenderer, Conversation
 from buckeye.inference.render.control_tokens import REPLY_TOKENS
-from buckeye.inference.types import SamplingParams
+from buckeye.inference.types import KeptPrompts, SamplingParams
 
 DEFAULT_MAX_TOKENS = 16
 """Default of `max_tokens` in requests for completions and for token ids, as in OpenAI's API."""
@@ -61,6 +61,7 @@ class Service:
         self.max_len = engine.decoder.cache.max_len
         self.created = int(time.time())
         self.requests: dict[str, Seq[Sequence]] = {}
+        self.kept_prompts = KeptPrompts()
         self.draining = False
         """True during shutdown. Running requests may finish, and new ones are refused."""
         self.unfinished = 0

@@ -64,7 +64,7 @@ _FIXED = {
     "generation_config": "vllm",
     "weight_transfer_config": {"backend": "buckeye_fs"},
     "worker_extension_cls": "buckeye_vllm_worker.WorkerExtension",
-    "middleware": ["buckeye_vllm_gate.Gate"],
+    "middleware": ["buckeye_vllm_arrays.Arrays", "buckeye_vllm_gate.Gate"],  # the last sees requests first
     "enable_scale_out": True,
     "disable_uvicorn_access_log": True,
 }
