@@ -256,6 +256,17 @@ class TestRealVllm:
         expected = scaled.gather(1, torch.tensor(generation.token_ids)[:, None])[:, 0]
         assert torch.tensor(generation.logprobs) == near(expected)
 
+    async def test_a_later_turn_sends_only_its_new_tokens(self, vllm_server, tied):
+        prompt, params = [40 + i % 200 for i in range(70)], SamplingParams(max_tokens=6, seed=4)
+        async with client_of(vllm_server, tied[0]) as client:
+            session = client.session()
+            first = await session.generate(prompt, params)
+            whole = [*prompt, *first.token_ids, 8, 9]
+            second = await session.generate(whole, params)
+            assert client.replicas[0].keeps_prompts
+        expected = tied[0].logprobs(whole, second.token_ids)
+        assert torch.tensor(second.logprobs) == near(expected)
+
     async def test_aborted_session_returns_partial_results(self, vllm_server, tied):
         async with client_of(vllm_server, tied[0]) as client:
             generation = await cut_short(client, [5, 6, 7], 150)
@@ -273,8 +284,7 @@ class TestRealVllm:
         other = list(range(60, 100))
         async with client_of(vllm_server, old) as client:
             before = await client.generate(prompt, params)
-            update = asyncio.create_task(client.update_weights(path, 7, checksum))
-            replies = await replies_during(client, other, update)
+            replies = await replies_during(client, other, client.update_weights(path, 7, checksum))
             after = await client.generate(prompt, params)
             versions = await weight_versions(client)
         assert versions == [7]
@@ -293,8 +303,7 @@ class TestRealVllm:
         async with client_of(vllm_server, old, keep_kv_cache=True) as client:
             await client.generate(prompt, SamplingParams(max_tokens=24))
             checksum = read_weights_manifest(path).checksum
-            update = asyncio.create_task(client.update_weights(path, 8, checksum))
-            replies = await replies_during(client, prompt[:40], update)
+            replies = await replies_during(client, prompt[:40], client.update_weights(path, 8, checksum))
             metrics = client.metrics()
             after = await client.generate(prompt, SamplingParams(max_tokens=24))
             path = publish(new, tmp_path, 7)
@@ -384,12 +393,14 @@ def test_no_process_outlives_a_server_killed_while_it_starts(vllm_python, tied, 
 
 
 async def replies_during(client, prompt, update):
-    """Sample until an update of the weights ends, and return all replies. None is lost."""
-    running = []
-    while not update.done():
+    """Sample before and until an update of the weights ends, and return all replies. None is lost."""
+    running, updating = [], None
+    while updating is None or not updating.done():
         running.append(asyncio.create_task(client.generate(prompt, SamplingParams(max_tokens=120))))
         await asyncio.sleep(0.02)
-    await update
+        if len(running) == 10:
+            updating = asyncio.create_task(update)
+    await updating
     replies = [await reply for reply in running]
     assert all(reply.finish_reason == "stop" or len(reply.token_ids) == 120 for reply in replies)
     return replies
