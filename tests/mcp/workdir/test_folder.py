@@ -24,7 +24,7 @@ from tests.mcp.gym import gym_config, mapping
 
 from buckeye.errors import UsageError
 from buckeye.mcp.client.control_group import create_control_group, kill_control_group
-from buckeye.mcp.client.errors import StartError, WorkdirFullError, reports_server_failure
+from buckeye.mcp.client.errors import StartError
 from buckeye.mcp.client.server_process import ServerProcess
 from buckeye.mcp.config import load_gym_config
 from buckeye.mcp.environment import McpEnvironment
@@ -319,11 +319,6 @@ def test_only_a_final_start_error_has_the_install_hint(number, is_final, monkeyp
         asyncio.run(ServerProcess.start(["server"], env={}, name="notes"))
     assert (caught.value.final, caught.value.hint is not None) == (is_final, is_final)
     assert caught.value.code == "BK-MCP-START"
-
-
-def test_result_of_a_full_folder_reports_a_server_failure():
-    assert reports_server_failure(f"fill: {WorkdirFullError.to_model}.")
-    assert not reports_server_failure("fill: done.")
 
 
 def test_missing_or_unreachable_files_are_refused_at_load(tmp_path):

@@ -123,10 +123,3 @@ class EvaluateError(McpEnvironmentError):
 def is_transient(error: BaseException) -> bool:
     """Return True for an error of the operating system that a retry may avoid, such as a full disk."""
     return isinstance(error, OSError) and error.errno in _TRANSIENT
-
-
-def reports_server_failure(text: str, kind: type[McpEnvironmentError] = McpEnvironmentError) -> bool:
-    """Return True if `text`, which the model reads as a call's result, reports a failure of class `kind`."""
-    if text.endswith(f": {kind.to_model}."):
-        return True
-    return any(reports_server_failure(text, narrower) for narrower in kind.__subclasses__())

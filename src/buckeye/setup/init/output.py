@@ -40,7 +40,7 @@ def trials_text(result: TrialResult, environment: str, without_failed: Sequence[
     if result.reward is not None:
         lines.append(f"  reward of the first task: {result.reward:g}")
     if result.passed:
-        lines.append("Passed: the calls reached the tools, and done() ended the rollout.")
+        lines.append("Passed: the calls reached the tools.")
     else:
         lines.append(f"Failed: {_failure_text(result, without_failed)}")
     return "\n".join(lines)
@@ -64,6 +64,4 @@ def _failure_text(result: TrialResult, without_failed: Sequence[str]) -> str:
         return text
     if all(trial.ending == "not tried" for trial in result.trials):
         return "no action was tried. Check the lines marked CHECK in the file, or add --include TOOL."
-    if result.stop_reason != "done":
-        return f"the stop reason of the rollout is {result.stop_reason}, not done."
     return "every tool refused the generated arguments. Add --dataset with tasks that set up the environment."

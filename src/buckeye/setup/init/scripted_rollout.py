@@ -1,4 +1,4 @@
-"""Scripted rollouts with a new configuration, to test that its actions reach the tools."""
+"""Trial of a new configuration: call every action, to test that the calls reach the tools."""
 
 from __future__ import annotations
 
@@ -6,19 +6,20 @@ import asyncio
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from buckeye.envs.base import Message, Outcome, Reply, Tool
-from buckeye.mcp.actions.action_schema import DONE, Action, OneArgument
-from buckeye.mcp.actions.mapping import ActionError, bind_call
+from buckeye.mcp.actions.action_schema import Action, OneArgument
+from buckeye.mcp.actions.mapping import ActionError, BoundCall, bind_call
 from buckeye.mcp.actions.parser import parse_reply
 from buckeye.mcp.actions.schema_text import NoExampleError, format_literal, make_example, sanitize_text
-from buckeye.mcp.client.errors import reports_server_failure
+from buckeye.mcp.client.errors import McpEnvironmentError, SetupError
+from buckeye.mcp.client.rollout_sessions import RolloutSessions
 from buckeye.mcp.config import GymConfig
-from buckeye.mcp.environment import TRAIN, McpEnvironment
-from buckeye.mcp.rollout import SERVER_LOST
+from buckeye.mcp.grading.grade import FinishedRollout
+from buckeye.mcp.rollout_resources import RolloutResources, open_rollout_resources
+from buckeye.mcp.task_completion import grade_rollout
 from buckeye.mcp.tasks.lock_file import ToolEntry
 from buckeye.mcp.tasks.task_schema import McpTask, ToolCall
 from buckeye.mcp.workdir.folder import WORKDIR
@@ -54,14 +55,12 @@ class ActionTrial:
 
 @dataclass(frozen=True, slots=True)
 class TrialResult:
-    """Result of the scripted rollouts.
+    """Result of the trial of all actions.
 
-    `stop_reason` belongs to the last rollout. `reward` is None if the rollout was not graded. `problem` is
-    the reason why no rollout could run.
+    `reward` is None if the trial was not graded. `problem` is the reason why the trial did not end.
     """
 
     trials: tuple[ActionTrial, ...]
-    stop_reason: str = ""
     reward: float | None = None
     problem: str = ""
     note: str = ""
@@ -73,15 +72,12 @@ class TrialResult:
 
     @property
     def passed(self) -> bool:
-        """True if the rollout ended with `done`, and no call failed.
-
-        At least one call must have worked, unless all calls were held back.
-        """
+        """True if no call failed, and at least one call worked or all calls were held back."""
         endings = Counter(trial.ending for trial in self.trials)
-        ended = not self.problem and self.stop_reason == "done"
-        if ended and endings["held back"] == len(self.trials) > 0:
-            return True
-        return ended and verdict(endings["worked"] + endings["failed"], endings["failed"]) == "passed"
+        if endings["held back"] == len(self.trials) > 0:
+            return not self.problem
+        checked = verdict(endings["worked"] + endings["failed"], endings["failed"])
+        return not self.problem and checked == "passed"
 
 
 async def try_actions(
@@ -92,152 +88,123 @@ async def try_actions(
     *,
     try_all: bool,
 ) -> TrialResult:
-    """Run every action with generated arguments, then `done`.
+    """Call every action with generated arguments.
 
-    `task` defines setup and grading. If it is None, or needs tools of another server, the rollout is not
+    `task` defines setup and grading. If it is None, or needs tools of another server, the trial is not
     graded, and a tool `setup` is called with generated arguments. Tools with `destructiveHint` or
     `openWorldHint` are called only with `try_all`.
     """
-    limits = {"max_turns": 10_000, "tool_timeout": min(_CALL_SECONDS, config.defaults.tool_timeout)}
+    defaults = {"tool_timeout": min(_CALL_SECONDS, config.defaults.tool_timeout)}
     files = task.files if task is not None and task.files is not None else config.files
-    config = config.model_copy(update={"defaults": config.defaults.model_copy(update=limits), "files": files})
+    config = config.model_copy(
+        update={"defaults": config.defaults.model_copy(update=defaults), "files": files}
+    )
     by_name = {tool.name: tool for tool in tools}
     sample_path = _sample_path(config.files)
-    trials: dict[str, ActionTrial] = {}
-    pending: list[tuple[str, str]] = []
+    run = _TrialRun(config, source)
     for action in config.actions.values():
         if action.tool is not None:
             tool = by_name.get(action.tool)
-            calls, trial = _prepare_calls(action, tool, config, sample_path)
+            trial, call = _prepare_call(action, tool, config, sample_path)
             reason = "" if tool is None or try_all else _held_back_reason(tool, source.uncopied_address)
             if reason:
-                calls, trial = [], ActionTrial(action.name, "", "held back", f"{reason}; --try-all calls it")
-            pending += [(action.name, call) for call in calls]
-            trials[action.name] = trial
-    runner = _TrialRunner(config, source, trials, pending, _task_calls(task, by_name))
+                trial = ActionTrial(action.name, "", "held back", f"{reason}; --try-all calls it")
+            elif call is not None:
+                run.pending[action.name] = call
+            run.trials[action.name] = trial
+    problem = ""
     try:
         async with asyncio.timeout(_TIMEOUT_SECONDS):
-            await runner.run()
+            await run.finish(task, by_name)
     except TimeoutError:
-        runner.problem = f"the rollout did not end within {_TIMEOUT_SECONDS:g} s"
-    return TrialResult(tuple(trials.values()), runner.stop_reason, runner.reward, runner.problem, runner.note)
-
-
-@dataclass(frozen=True, slots=True)
-class _TaskCalls:
-    """Calls for the setup and the grading of the rollouts."""
-
-    setup: list[ToolCall]
-    evaluate: list[ToolCall]
-    is_generated: bool
-
-
-def _task_calls(task: McpTask | None, tools: Mapping[str, ToolEntry]) -> _TaskCalls:
-    if task is not None and {call.name for call in (*task.setup_tool, *task.evaluate_tool)} <= set(tools):
-        return _TaskCalls(task.setup_tool, task.evaluate_tool, is_generated=False)
-    setup = tools.get("setup")
-    try:
-        arguments = make_example(setup.input_schema, setup.input_schema or {}) if setup is not None else None
-    except NoExampleError:
-        arguments = None
-    calls = [ToolCall(name="setup", arguments=arguments or {})] if setup is not None else []
-    return _TaskCalls(calls, [], is_generated=True)
+        problem = f"the trial did not end within {_TIMEOUT_SECONDS:g} s"
+    except McpEnvironmentError as fault:
+        problem = str(fault)
+    return TrialResult(tuple(run.trials.values()), run.reward, problem, run.note)
 
 
 @dataclass(slots=True)
-class _TrialRunner:
-    """Run rollouts until every call was made. The environment may end a rollout before its last call."""
+class _TrialRun:
+    """Calls that are not made yet, and the results of the others."""
 
-    _config: GymConfig
-    _source: EnvironmentSource
-    _trials: dict[str, ActionTrial]
-    _pending: list[tuple[str, str]]
-    _calls: _TaskCalls
-    stop_reason: str = ""
-    problem: str = ""
-    note: str = ""
+    config: GymConfig
+    source: EnvironmentSource
+    trials: dict[str, ActionTrial] = field(default_factory=dict)
+    pending: dict[str, BoundCall] = field(default_factory=dict)
     reward: float | None = None
+    note: str = ""
 
-    async def run(self) -> None:
-        """Run the rollouts, and store the results in the attributes."""
-        while not self.problem and self.stop_reason != "done":
-            before = len(self._pending)
-            policy = _ScriptedPolicy(self._pending, self._trials)
-            outcome = await self._rollout(policy)
-            self.stop_reason = outcome.stop_reason
-            if outcome.error is None:
-                self.reward = outcome.components.get("task_completion") if self._calls.evaluate else None
-                if len(self._pending) == before and outcome.stop_reason != "done":
-                    self.problem = f"the rollout ended before the first call ({outcome.stop_reason})"
-            elif outcome.stop_reason == "setup_failed" and self._calls.is_generated and self._calls.setup:
-                self.note = f"setup refused the generated arguments: {_short_line(outcome.error)}"
-                self._calls = _TaskCalls([], [], is_generated=True)
-            elif not policy.record_failure(outcome.error):
-                self.problem = outcome.error
-            if policy.failed_action:
-                policy.add_server_exit(outcome.explanations.get(SERVER_LOST, ""))
-                self.stop_reason = ""  # the remaining calls need a new server
+    async def finish(self, task: McpTask | None, tools: Mapping[str, ToolEntry]) -> None:
+        """Make all calls. A call that ends its server is followed by a new environment for the others."""
+        setup, evaluate, is_generated = _task_calls(task, tools)
+        has_finished = False
+        while not has_finished:
+            async with trial_task(self.source) as empty:
+                calls = {"setup_tool": setup, "evaluate_tool": evaluate}
+                prepared = empty.model_copy(update=calls)
+                try:
+                    async with open_rollout_resources(prepared, self.config) as resources:
+                        has_finished = await self._make_calls(resources.sessions)
+                        if has_finished and evaluate:
+                            self.reward = await _grade(prepared, self.config, resources)
+                except SetupError as error:
+                    if not is_generated or not setup:
+                        raise
+                    self.note = f"setup refused the generated arguments: {_short_line(str(error))}"
+                    setup = []
 
-    async def _rollout(self, policy: _ScriptedPolicy) -> Outcome:
-        async with trial_task(self._source) as task:
-            calls = {"setup_tool": self._calls.setup, "evaluate_tool": self._calls.evaluate}
-            task = task.model_copy(update=calls)
-            environment = McpEnvironment(self._config, {TRAIN: [task]})
-            return await environment.rollout(environment.tasks(TRAIN)[0], policy)
-
-
-class _ScriptedPolicy:
-    """A policy that makes the calls, records the result of each, and then ends the rollout."""
-
-    def __init__(self, pending: list[tuple[str, str]], trials: dict[str, ActionTrial]) -> None:
-        self._pending, self._trials = pending, trials
-        self._current: tuple[str, str] | None = None  # action and call
-        self.failed_action = ""
-        """The action whose call ended its server, or ""."""
-
-    async def chat(self, messages: Sequence[Message], *, tools: Sequence[Tool] = ()) -> Reply:
-        """Return the next call."""
-        del tools
-        if self._current is not None:
-            self._record_result(str(messages[-1]["content"]))
-        while self._pending and self._trials[self._pending[0][0]].ending == "worked":
-            self._pending.pop(0)
-        self._current = self._pending.pop(0) if self._pending and not self.failed_action else None
-        call = self._current[1] if self._current is not None else f"{DONE}()"
-        text = f"<think>I try this.</think><tool>{call}</tool>"
-        if self._current is not None:  # remains if the call ends the rollout, because no result follows
-            self._trials[self._current[0]] = ActionTrial(*self._current, "worked", "ended the rollout")
-        return Reply(text=text, finish_reason="stop", message={"role": "assistant", "content": text})
-
-    def record_failure(self, error: str) -> bool:
-        """Record an error of the environment for the current call. Return False if no call was made."""
-        if self._current is None:
-            return False
-        self._trials[self._current[0]] = ActionTrial(*self._current, "failed", _short_line(error))
+    async def _make_calls(self, sessions: RolloutSessions) -> bool:
+        """Make the pending calls. Return False if a call ended its server."""
+        for action in list(self.pending):
+            call = self.pending.pop(action)
+            assert call.tool is not None
+            try:
+                result = await sessions.call(call.tool, call.arguments, self.config.defaults.tool_timeout)
+            except McpEnvironmentError as fault:
+                status = f" with {fault.exit_status}" if fault.exit_status else ""
+                self._record(action, "failed", f"{fault.to_model}{status}")
+                return False
+            if result.is_error or _REFUSAL.match(result.text):
+                self._record(action, "refused", result.text)
+            else:
+                self._record(action, "worked")
         return True
 
-    def add_server_exit(self, explanation: str) -> None:
-        """Add the reason for the exit of the server to the trial of the call that caused the exit."""
-        if explanation:
-            trial = self._trials[self.failed_action]
-            message = _short_line(explanation.rpartition("): ")[2])
-            self._trials[self.failed_action] = replace(trial, message=message)
-
-    def _record_result(self, content: str) -> None:
-        assert self._current is not None
-        result = content.removeprefix("<result>").removesuffix("</result>").strip()
-        ending: Ending = "refused" if _REFUSAL.match(result) else "worked"
-        self.failed_action = self._current[0] if reports_server_failure(result) else ""
-        if self.failed_action or result.startswith("Invalid tool call"):
-            ending = "failed"
-        message = "" if ending == "worked" else _short_line(result)
-        self._trials[self._current[0]] = ActionTrial(*self._current, ending, message)
+    def _record(self, action: str, ending: Ending, message: str = "") -> None:
+        self.trials[action] = replace(self.trials[action], ending=ending, message=_short_line(message))
 
 
-def _prepare_calls(
+def _task_calls(
+    task: McpTask | None, tools: Mapping[str, ToolEntry]
+) -> tuple[list[ToolCall], list[ToolCall], bool]:
+    """Return the calls for setup and grading, and whether their arguments are generated."""
+    if task is not None and {call.name for call in (*task.setup_tool, *task.evaluate_tool)} <= set(tools):
+        return task.setup_tool, task.evaluate_tool, False
+    if (setup := tools.get("setup")) is None:
+        return [], [], True
+    try:
+        arguments = make_example(setup.input_schema, setup.input_schema or {})
+    except NoExampleError:
+        arguments = None
+    return [ToolCall(name="setup", arguments=arguments or {})], [], True
+
+
+async def _grade(task: McpTask, config: GymConfig, resources: RolloutResources) -> float:
+    finished = FinishedRollout(
+        task={},
+        messages=(),
+        reply="",
+        calls=(),
+        workdir=resources.workdir.path,
+        call_tool=resources.sessions.call,
+    )
+    return (await grade_rollout(task, config, resources, finished)).score
+
+
+def _prepare_call(
     action: Action, tool: ToolEntry | None, config: GymConfig, sample_path: str
-) -> tuple[list[str], ActionTrial]:
-    """Return the calls to try for an action, and its preliminary result; check that each call is valid."""
+) -> tuple[ActionTrial, BoundCall | None]:
+    """Return the preliminary result of an action, and its call, or None if it has no valid call."""
     schema = (tool.input_schema if tool is not None else None) or {}
     known = schema.get("properties") or {}
     required = schema.get("required") or ()
@@ -247,14 +214,20 @@ def _prepare_calls(
     try:
         values = {given: make_example(known.get(name), schema) for name, given in needed}
     except NoExampleError as error:
-        return [], ActionTrial(action.name, "", "not tried", f"cannot generate arguments: {error}")
+        return ActionTrial(action.name, "", "not tried", f"cannot generate arguments: {error}"), None
     arguments = {n: "example".ljust(len(v), "s") if _is_filler(v) else v for n, v in values.items()}
     if sample_path:
         arguments |= {n: sample_path for n, v in values.items() if PATH_NAME.search(n) and _is_filler(v)}
     call = f"{action.name}({', '.join(map(format_literal, arguments.values()))})"
-    if problem := _rejection_reason(call, config, {action.tool or "": schema}):
-        return [], ActionTrial(action.name, call, "failed", problem)
-    return [call], ActionTrial(action.name, call, "not tried", "the rollout ended earlier")
+    reply = f"<think>I try this.</think><tool>{call}</tool>"
+    parsed = parse_reply(reply, config.parser, config.actions)
+    if parsed.problems:
+        return ActionTrial(action.name, call, "failed", parsed.problems[0].message), None
+    try:
+        bound = bind_call(parsed.calls[0], config.actions, {action.tool or "": schema})
+    except ActionError as error:
+        return ActionTrial(action.name, call, "failed", str(error)), None
+    return ActionTrial(action.name, call, "not tried", "the trial ended earlier"), bound
 
 
 def _held_back_reason(tool: ToolEntry, uncopied_address: str) -> str:
@@ -275,18 +248,6 @@ def _sample_path(files: str | None) -> str:
     """Return the path of the first entry of a rollout's folder, or "" if the folder is empty."""
     names = sorted(path.name for path in Path(files).glob("[!.]*")) if files is not None else []
     return f"{WORKDIR}/{names[0]}" if names else ""
-
-
-def _rejection_reason(call: str, config: GymConfig, schemas: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return the reason why the configuration rejects a call, or ""."""
-    parsed = parse_reply(f"<think>I try this.</think><tool>{call}</tool>", config.parser, config.actions)
-    if parsed.problems or not parsed.calls:
-        return parsed.problems[0].message if parsed.problems else "no call found"
-    try:
-        bind_call(parsed.calls[0], config.actions, schemas)
-    except ActionError as error:
-        return str(error)
-    return ""
 
 
 def _short_line(text: str) -> str:
