@@ -26,7 +26,7 @@ class ClusterConfig(BaseConfig):
     engine: Literal["auto", "srun", "ray"] = "auto"
     """Program that starts processes on other nodes. auto: srun in a Slurm job, otherwise Ray."""
     ray_address: str = "auto"
-    """Address of the Ray cluster: HOST:PORT or ray://HOST:PORT. auto: the cluster of this host."""
+    """Address of the Ray cluster, as HOST:PORT. auto: the cluster of this host."""
     address: str | None = None
     """Address that the other nodes use to connect to node 0. None: the engine detects the address."""
     join_timeout: PositiveFloat = 600.0

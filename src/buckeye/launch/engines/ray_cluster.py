@@ -24,7 +24,6 @@ from buckeye.errors import RunError, UsageError
 from buckeye.launch.engines.node import Node, apply_event
 from buckeye.launch.hosts import Host, OtherNodes
 from buckeye.launch.plan import Role
-from buckeye.launch.preflight.ports import address_towards
 from buckeye.launch.remote_process import RemoteProcess
 
 log = logging.getLogger(__name__)
@@ -46,7 +45,7 @@ def ray_nodes(config: RLConfig) -> Iterator[OtherNodes]:
     need("ray", "cluster.engine = ray")
     ray = _connect(config.cluster.ray_address, config.cluster.join_timeout)
     try:
-        address = config.cluster.address or _own_address(ray, config.cluster.ray_address)
+        address = config.cluster.address or str(ray.util.get_node_ip_address())
         bundles = _bundles(config, ray)
         hosts: dict[int, RayHost] = {}
         try:
@@ -80,14 +79,6 @@ def _connect(setting: str, timeout: float) -> Any:
             "HOST:PORT`), or pass its address: `--cluster.ray-address HOST:PORT`. A cluster with a token "
             "needs RAY_AUTH_MODE=token and RAY_AUTH_TOKEN",
         ) from None
-    except ValueError as error:
-        if "ray[client]" not in str(error):
-            raise
-        raise UsageError(
-            f"{address} needs the Ray client, which is not installed",
-            code="BK-PACKAGE-MISSING",
-            hint="install it (`pip install 'ray[client]'`), or pass HOST:PORT on a host of the cluster",
-        ) from None
     except RuntimeError as error:
         if "ersion mismatch" not in str(error):
             raise
@@ -102,7 +93,7 @@ def _connect(setting: str, timeout: float) -> Any:
 
 def _wait_until_reachable(address: str, timeout: float) -> None:
     """Wait until the cluster accepts connections. `ray.init` would retry for minutes without a message."""
-    parts = urlsplit(address if "://" in address else f"ray://{address}")
+    parts = urlsplit(f"//{address}")
     deadline, is_logged = time.monotonic() + timeout, False
     while True:
         try:
@@ -115,7 +106,7 @@ def _wait_until_reachable(address: str, timeout: float) -> None:
                 f"invalid address of a Ray cluster: {address!r}",
                 code="BK-CONFIG-VALUE",
                 at="cluster.ray_address",
-                hint="write HOST:PORT or ray://HOST:PORT",
+                hint="write HOST:PORT",
             ) from None
         except OSError as error:
             reason = error.strerror or str(error)
@@ -130,12 +121,6 @@ def _wait_until_reachable(address: str, timeout: float) -> None:
             log.info("Waiting at most %.0f s for the Ray cluster at %s: %s", timeout, address, reason)
             is_logged = True
         time.sleep(_POLL_SECONDS)
-
-
-def _own_address(ray: Any, cluster_address: str) -> str:
-    if cluster_address.startswith("ray://"):
-        return address_towards(urlsplit(cluster_address).hostname or "")
-    return str(ray.util.get_node_ip_address())
 
 
 def _bundles(config: RLConfig, ray: Any) -> list[dict[str, float]]:
@@ -162,8 +147,9 @@ def _candidates(ray: Any, own: str, bundle: Mapping[str, float]) -> tuple[list[s
 
     Also return one line per other node, with its free resources, for messages.
     """
-    is_client = ray.util.client.ray.is_connected()  # a Ray client must ask a node for the free resources
-    resources = ray.get(ray.remote(num_cpus=0)(_free_resources).remote()) if is_client else _free_resources()
+    from ray._private.state import available_resources_per_node
+
+    resources = available_resources_per_node()
     suitable, lines = [], []
     for node in ray.nodes():
         address, free = node["NodeManagerAddress"], resources.get(node["NodeID"], {})
@@ -178,12 +164,6 @@ def _candidates(ray: Any, own: str, bundle: Mapping[str, float]) -> tuple[list[s
         if not missing:
             suitable.append(address)
     return sorted(suitable), lines
-
-
-def _free_resources() -> dict[str, dict[str, float]]:
-    from ray._private.state import available_resources_per_node
-
-    return dict(available_resources_per_node())
 
 
 def _wait_for_nodes(
