@@ -32,7 +32,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from buckeye.base.distribution import CODE_FOLDER
-from buckeye.config.config_files import hint_for_missing_file
+from buckeye.config.config_files import hint_for_missing_file, read_file
 from buckeye.config.problems import closest
 from buckeye.envs.base import Environment
 from buckeye.envs.outcome_validation import missing_variable_hint
@@ -332,12 +332,7 @@ def _project_entry_point(folder: Path) -> tuple[str, str]:
     project_file = folder / "pyproject.toml"
     if not project_file.is_file():
         return folder.resolve().name.replace("-", "_"), "load_environment"
-    try:
-        project = tomllib.loads(project_file.read_text("utf-8")).get("project", {})
-    except tomllib.TOMLDecodeError as error:
-        raise UsageError(
-            f"{project_file} is not valid TOML: {error}", code="BK-CONFIG-SYNTAX", hint="fix its syntax"
-        ) from None
+    project = read_file(str(project_file)).values.get("project", {})
     entry_points = project.get("entry-points", {}).get(ENTRY_POINT_GROUP, {})
     if entry_points:
         module, _, attribute = next(iter(entry_points.values())).partition(":")

@@ -11,13 +11,13 @@ import shlex
 import shutil
 import sys
 import tempfile
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from buckeye.base.process import clean_environment
 from buckeye.base.threads import finish_in_thread
+from buckeye.config.config_files import read_file
 from buckeye.errors import BuckeyeError, UsageError
 from buckeye.mcp.fork_server.program import Program
 from buckeye.mcp.sandbox.confine_command import build_confine_spec, sandbox_support
@@ -150,18 +150,14 @@ def server_command(folder: Path) -> list[str]:
     with the project's name.
     """
     file = folder / "pyproject.toml"
-    try:
-        project = tomllib.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    if not file.exists():
         raise UsageError(
             f"{folder} has no pyproject.toml",
             code="BK-FILE-NOT-FOUND",
             at="--dir",
             hint="use `--command` for other programs",
-        ) from None
-    except (OSError, ValueError) as error:
-        code = "BK-CONFIG-SYNTAX" if isinstance(error, ValueError) else "BK-FILE-UNREADABLE"
-        raise UsageError(f"cannot read {file}: {error}", code=code, at="--dir") from None
+        )
+    project = read_file(str(file)).values
     command: Any = project.get("tool", {}).get("buckeye", {}).get("command")
     if isinstance(command, list) and command and all(isinstance(part, str) for part in command):
         return command

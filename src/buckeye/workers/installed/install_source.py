@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -19,6 +18,7 @@ from packaging.utils import (
     parse_wheel_filename,
 )
 
+from buckeye.config.config_files import read_file
 from buckeye.config.problems import closest, suggestion
 from buckeye.envs.registry import LIBRARIES
 from buckeye.errors import UsageError
@@ -196,12 +196,7 @@ def _name_of(path: Path) -> str:
     if path.is_file():
         return _name_of_archive(path)
     project = path / "pyproject.toml"
-    try:
-        name = tomllib.loads(project.read_text("utf-8")).get("project", {}).get("name")
-    except FileNotFoundError:
-        name = None
-    except (OSError, ValueError) as error:
-        raise UsageError(f"cannot read {project}: {error}", code="BK-FILE-FORMAT") from None
+    name = read_file(str(project)).get(("project", "name")) if project.exists() else None
     if not isinstance(name, str):
         raise UsageError(
             f"cannot install {path}: it has no pyproject.toml with a project name",
