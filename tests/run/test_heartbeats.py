@@ -4,7 +4,10 @@ import os
 import signal
 import time
 
+import pytest
+
 from buckeye.base.process import RunIdentity
+from buckeye.launch.processes import Processes
 from tests.run.conftest import role
 from tests.waiting import wait_for
 
@@ -135,3 +138,12 @@ def test_logs_of_attempt_are_linked_at_stable_path(processes, tmp_path):
     assert (logs / "attempt_3" / "trainer.stdout").read_text() == "first\n"
     assert (logs / "trainer.stdout").read_text() == "second\n"
     assert os.readlink(logs / "trainer.stdout") == "attempt_4/trainer.stdout"
+
+
+@pytest.mark.parametrize(("kind", "has_key"), [("orchestrator", True), ("gateway", True), ("trainer", False)])
+def test_the_gateway_expects_the_key_that_rollouts_send(tmp_path, kind, has_key):
+    code = "from buckeye.base.process import receive_secrets; receive_secrets(); import os; "
+    started = Processes(tmp_path, {"BUCKEYE_API_KEY": "made-for-this-run"})
+    child = started.start(role(f"{code}print(os.environ.get('BUCKEYE_API_KEY'))", kind=kind))
+    assert child.process.wait() == 0
+    assert child.stdout.read_text().split() == ["made-for-this-run" if has_key else "None"]

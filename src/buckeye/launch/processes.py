@@ -114,7 +114,8 @@ class Processes:
             env = {**self._shared_env, **role.env}
             process = self._nodes[role.node].start(role, env, stdout)
         else:
-            env = child_environment(self._env, runs_rollouts=role.kind == "orchestrator") | role.env
+            runs_rollouts = role.kind in ("gateway", "orchestrator")
+            env = child_environment(self._env, runs_rollouts=runs_rollouts) | role.env
             with stdout.open("ab") as output:
                 process = LocalProcess(role.argv, env=env, output=output)
         child = Child(role, process, stdout, HeartbeatReader.of(process.heartbeats))

@@ -142,6 +142,7 @@ def gym(runner):
     """Tasks whose server is an image behind a local gateway, which runs it with a fake docker."""
     port = free_port()
     server = {"url": f"http://localhost:{port}/mcp", "headers": {"Mcp-Image": "org/env:1"}}
+    server["headers"]["Authorization"] = "Bearer $buckeye_API_KEY"
     tasks = [
         {
             "id": f"task-{n}",
