@@ -16,7 +16,7 @@ from buckeye.errors import UsageError
 if TYPE_CHECKING:
     from buckeye.setup.init.environment_source import EnvironmentSource
     from buckeye.setup.init.prepare_config import PreparedConfig
-    from buckeye.setup.init.scripted_rollout import TrialResult
+    from buckeye.setup.init.trial import TrialResult
 
 
 def init(
@@ -64,7 +64,7 @@ def init(
         bool, typer.Option("--dry-run", help="Print the configuration; write nothing.")
     ] = False,
 ) -> None:
-    """Write the configuration of an MCP environment from its tools, and run a scripted rollout with it."""
+    """Write the configuration of an MCP environment from its tools, and try its actions."""
     from buckeye.base.process import die_with_parent
     from buckeye.setup.init.output import next_step_text
     from buckeye.setup.init.prepare_config import prepare_config
@@ -90,7 +90,7 @@ def init(
 
 
 def write_and_try_config(prepared: PreparedConfig, *, try_all: bool) -> TrialResult:
-    """Write the configuration, run a scripted rollout with it, and print the result."""
+    """Write the configuration, try its actions, and print the result."""
     from buckeye.base.storage import write_directory, write_file
     from buckeye.mcp.config import load_gym_config
     from buckeye.setup.init.output import summary_text, trials_text

@@ -138,7 +138,7 @@ def _create_config(search: PartSearch) -> Path:
             result = write_and_try_config(prepared, try_all=False)
         if not result.passed:
             hint = f"Check {prepared.path}, then run `buckeye rl` again"
-            raise UsageError("the scripted rollout failed", code="BK-ENV-FAILED", hint=hint)
+            raise UsageError("the trial failed", code="BK-ENV-FAILED", hint=hint)
     return prepared.path
 
 

@@ -116,8 +116,8 @@ _ROWS = {
             "setup.init.generate:_MAX_TEXT_LENGTH",
             {"tool": 400, "parameter": 200},
         ),
-        ("Each action has 20 seconds", "setup.init.scripted_rollout:_CALL_SECONDS", 20.0),
-        ("the rollout 5 minutes", "setup.init.scripted_rollout:_TIMEOUT_SECONDS", 300.0),
+        ("Each action has 20 seconds", "setup.init.trial:_CALL_SECONDS", 20.0),
+        ("the trial 5 minutes", "setup.init.trial:_TIMEOUT_SECONDS", 300.0),
     ],
     "docs/how-to/prompts-and-rewards.md": [
         ("A reply has up to 256 tokens", "setup.recipe.environment:_ANSWER_TOKENS", 256),

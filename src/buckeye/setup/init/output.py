@@ -8,7 +8,7 @@ from pathlib import Path
 
 from buckeye.base.columns import counted
 from buckeye.setup.init.generate import GeneratedConfig
-from buckeye.setup.init.scripted_rollout import TrialResult
+from buckeye.setup.init.trial import TrialResult
 
 
 def summary_text(generated: GeneratedConfig, path: Path, files: Path | None) -> str:
@@ -28,8 +28,8 @@ def summary_text(generated: GeneratedConfig, path: Path, files: Path | None) -> 
 
 
 def trials_text(result: TrialResult, environment: str, without_failed: Sequence[str] = ()) -> str:
-    """Return the result of the scripted rollout; `without_failed` is the command without failed actions."""
-    lines = [f"Scripted rollout on {environment}"]
+    """Return the result of the trial; `without_failed` is the command without failed actions."""
+    lines = [f"Trial of {environment}"]
     width = max((len(trial.action) for trial in result.trials), default=0)
     for trial in result.trials:
         call = trial.call if trial.ending in ("worked", "refused", "failed") else ""

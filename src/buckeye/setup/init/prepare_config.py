@@ -25,8 +25,8 @@ from buckeye.setup.init.environment_source import (
     with_task_servers,
 )
 from buckeye.setup.init.generate import GeneratedConfig, generate_config
-from buckeye.setup.init.scripted_rollout import TrialResult, try_actions
 from buckeye.setup.init.tool_choice import choose_tools
+from buckeye.setup.init.trial import TrialResult, try_actions
 from buckeye.setup.init.trial_server import timed_tools, with_copies
 
 _FETCHERS = ("npx", "uvx", "uv", "pipx", "bunx", "pnpm", "yarn", "deno")
@@ -174,10 +174,10 @@ def _constants(arguments: Sequence[Mapping[str, Any]]) -> dict[str, str | int]:
 
 
 def try_config(prepared: PreparedConfig, config: GymConfig, *, try_all: bool) -> TrialResult:
-    """Run a scripted rollout with the written configuration, and return its result."""
+    """Try the actions of the written configuration, and return the result."""
     source, task = prepared.source, next(iter(prepared.tasks), None)
     try:
-        with status_line(f"running a scripted rollout with {source.display_name}"):
+        with status_line(f"trying the actions of {source.display_name}"):
             return asyncio.run(try_actions(config, prepared.listed, source, task, try_all=try_all))
     except BuckeyeError as error:
         return TrialResult((), problem=str(error))
