@@ -352,6 +352,23 @@ def test_custom_loss(own_loss):
     assert gradient == pytest.approx([-18.0, 2.0])
 
 
+def test_file_of_custom_loss_imports_its_neighbors_and_defines_dataclasses(tmp_path):
+    (tmp_path / "neighbor_of_loss.py").write_text("SCALE = 2.0\n")
+    path = tmp_path / "scaled_loss.py"
+    path.write_text(
+        "from __future__ import annotations\n"
+        "from dataclasses import dataclass\n"
+        "from neighbor_of_loss import SCALE\n"
+        "@dataclass\n"
+        "class Scale:\n"
+        "    factor: float = SCALE\n"
+        "def scaled(inputs):\n"
+        "    return Scale().factor * inputs.logprobs\n"
+    )
+    _, gradient = loss_and_gradient(inputs_of([1.0, 1.0], [1.0, 1.0]), "custom", import_path=f"{path}:scaled")
+    assert gradient == pytest.approx([2.0, 2.0])
+
+
 def test_custom_loss_is_corrected(own_loss, monkeypatch):
     monkeypatch.syspath_prepend(own_loss.parent)
     settings = {"import_path": "own_loss:power", "kwargs": {"exponent": 1}}

@@ -6,6 +6,7 @@ import ast
 import importlib
 import importlib.util
 import inspect
+import sys
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
@@ -67,7 +68,11 @@ def find_missing_function(import_path: str) -> str | None:
 def _load_function(import_path: str) -> Callable[..., Any]:
     source, _, name = import_path.rpartition(":")
     try:
-        module = _load_file(Path(source)) if source.endswith(".py") else importlib.import_module(source)
+        module = (
+            import_file(Path(source).expanduser())
+            if source.endswith(".py")
+            else importlib.import_module(source)
+        )
     except THIRD_PARTY_ERRORS as error:
         message = f"cannot import {source}: {type(error).__name__}: {error}"
         raise UsageError(message, code="BK-CONFIG-VALUE", hint="fix the error or the path") from error
@@ -78,10 +83,18 @@ def _load_function(import_path: str) -> Callable[..., Any]:
     return function  # type: ignore[no-any-return]
 
 
-def _load_file(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(path.stem, path.expanduser())
-    assert spec is not None
-    assert spec.loader is not None
+def import_file(path: Path) -> ModuleType:
+    """Import a Python file of the user. The file can import modules in its folder, as a script can."""
+    folder = str(path.parent.resolve())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    name = f"buckeye_local_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise UsageError(
+            f"{path} is not a Python file", code="BK-ENV-LOAD", hint="give a .py file or a project folder"
+        )
     module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
     spec.loader.exec_module(module)
     return module

@@ -15,11 +15,12 @@ from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 from buckeye.base.threads import run_in_daemon_thread
+from buckeye.base.user_function import import_file
 from buckeye.config.problems import closest, suggestion
 from buckeye.dataset.prompt_tasks import Columns
 from buckeye.dataset.rows import raise_problems, row_error
 from buckeye.envs.base import Task
-from buckeye.envs.registry import import_file, report_import_errors
+from buckeye.envs.registry import report_import_errors
 from buckeye.envs.stdlib_only.outcomes import OutcomeError, location_of_code, to_finite_float
 from buckeye.errors import UsageError
 from buckeye.mcp.grading.judge import GraderVerdict

@@ -32,6 +32,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from buckeye.base.distribution import CODE_FOLDER
+from buckeye.base.user_function import import_file
 from buckeye.config.config_files import hint_for_missing_file, read_file
 from buckeye.config.problems import closest
 from buckeye.envs.base import Environment
@@ -308,23 +309,6 @@ def _from_path(path: Path) -> Callable[..., Any]:
             hint=f"define `{attribute}(**args)` there, and return an environment",
         )
     return loader  # type: ignore[no-any-return]
-
-
-def import_file(path: Path) -> ModuleType:
-    """Import a Python file of the user. The file can import modules in its folder, as a script can."""
-    folder = str(path.parent.resolve())
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
-    name = f"buckeye_local_{path.stem}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise UsageError(
-            f"{path} is not a Python file", code="BK-ENV-LOAD", hint="give a .py file or a project folder"
-        )
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 def _project_entry_point(folder: Path) -> tuple[str, str]:

@@ -52,7 +52,13 @@ elif mode != "nothing":
     print(json.dumps(result))
 """
 FUNCTIONS = """
+from __future__ import annotations
 import asyncio, json, urllib.request
+from dataclasses import dataclass
+
+@dataclass
+class Judged:
+    length: int
 
 async def slow(task, endpoint):
     await asyncio.sleep(100)
@@ -74,7 +80,7 @@ def echo(task, endpoint):
 
 def judge(task, result):
     said = result["stdout"] if "stdout" in result else result["id"]
-    return {"reward": 0.25, "components": {"length": len(said)}, "stop_reason": "judged"}
+    return {"reward": 0.25, "components": vars(Judged(len(said))), "stop_reason": "judged"}
 
 def no_judge(task, result):
     raise ValueError("the judge fell over")
@@ -183,7 +189,8 @@ def test_functions_are_agents(folder):
     assert [outcome["reward"] for outcome in outcomes] == [0.75, 0.75]
     outcomes, _ = rollouts({"callable": "functions:passes_on"})  # a plain function that returns a coroutine
     assert [outcome["reward"] for outcome in outcomes] == [0.75, 0.75]
-    outcomes, _ = rollouts({"callable": "functions.py:echo", "reward": "functions:judge"})
+    (folder / "never_a_module.py").write_text(FUNCTIONS)
+    outcomes, _ = rollouts({"callable": "never_a_module.py:echo", "reward": "functions:judge"})
     assert [outcome["components"]["length"] for outcome in outcomes] == [1, 1]  # the ids "a" and "3"
 
 
