@@ -160,6 +160,13 @@ def test_prompt_marks_optional_fields_of_objects(tmp_path, field, shown):
     assert "Those with a question mark may be left out." in made.text
 
 
+@pytest.mark.parametrize("key", ["prefixItems", "items"])
+def test_prompt_shows_types_by_position(tmp_path, key):
+    made, _ = generated(tmp_path, tool("go", "", ["to"], to={"type": "array", key: [INTEGER, text("")]}))
+    assert "- go(to: [integer, string])" in made.text
+    assert 'Usage: <tool>go([1, "..."])</tool>' in made.text
+
+
 def test_prompt_shows_null_for_required_nullable_arguments(tmp_path):
     either = {"anyOf": [INTEGER, NULL]}
     made, _ = generated(tmp_path, tool("find", "Find.", ["at"], at=either, most=either))

@@ -124,6 +124,8 @@ def _type_text(schema: Any, root: Schema, depth: int) -> str:
     kinds = schema.get("type")
     if isinstance(kinds, list):
         return _union([_type_text({**schema, "type": str(kind)}, root, depth + 1) for kind in kinds]) or "any"
+    if kinds == "array" and (parts := _schemas_by_position(schema)):
+        return f"[{', '.join(_type_text(part, root, depth + 1) for part in parts)}]"
     if kinds == "array" and schema.get("items"):
         inner = _type_text(schema["items"], root, depth + 1)
         is_several = " | " in inner or inner.endswith(_OR_NULL)
@@ -131,6 +133,12 @@ def _type_text(schema: Any, root: Schema, depth: int) -> str:
     if kinds in ("object", None) and isinstance(schema.get("properties"), Mapping) and schema["properties"]:
         return _object_type_text(schema, root, depth)
     return sanitize_text(str(kinds))[:40] if kinds else "any"
+
+
+def _schemas_by_position(array: Schema) -> list[Any]:
+    """Return the schemas of the items of an array that has one per position, as for a tuple, else []."""
+    schemas = array.get("prefixItems", array.get("items"))  # a list `items`: until draft 2019-09
+    return schemas if isinstance(schemas, list) else []
 
 
 def _object_type_text(schema: Schema, root: Schema, depth: int) -> str:
@@ -232,6 +240,8 @@ def _example_of_type(kind: Any, schema: Schema, root: Schema, depth: int) -> Any
 
 def _example_list(schema: Schema, root: Schema, depth: int) -> list[Any]:
     """Return a list with one item, because tools often refuse empty lists, or with the required number."""
+    if schemas := _schemas_by_position(schema):
+        return [_example(part, root, depth + 1) for part in schemas]
     items, least = schema.get("items"), _count(schema, "minItems")
     try:
         return [_example(items, root, depth + 1) for _ in range(least or (1 if items else 0))]
