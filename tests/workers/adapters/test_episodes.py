@@ -80,6 +80,11 @@ def test_gymnasium_observations_and_actions_without_rendering():
     assert (outcome["reward"], heard[0][0]) == (4.0, ("system", "Corridor that shows numbers."))
 
 
+def test_gymnasium_action_whose_name_begins_with_that_of_another():
+    outcome, _ = play(gym(actions=["go", "go on"]), ["go on", "Go on!"])
+    assert (outcome["stop_reason"], outcome["turn_rewards"]) == ("done", [-0.5, -0.5])
+
+
 @pytest.mark.parametrize(
     ("name", "boundary", "told"),
     [

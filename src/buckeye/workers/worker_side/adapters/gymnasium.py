@@ -130,7 +130,8 @@ class Actions:
             if len(names) != space.n:
                 raise AdapterError(f"{env_id}: `actions` must have {space.n} names, not {len(names)}")
             self._folded = [name.casefold() for name in names]
-            self._pattern = re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, self._folded))})(?!\w)")
+            longest_first = sorted(self._folded, key=len, reverse=True)
+            self._pattern = re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, longest_first))})(?!\w)")
             self.form = f"End every reply with one of these actions: {', '.join(names)}."
 
     def find(self, reply: str) -> Any:
