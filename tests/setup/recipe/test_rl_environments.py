@@ -9,7 +9,7 @@ import pytest
 from buckeye.cli import train
 from buckeye.dataset.environment import load_environment as load_dataset
 from buckeye.errors import UsageError
-from buckeye.setup.recipe.environment import loaded_environment
+from buckeye.setup.recipe.environment import loaded_environment, parse_environment
 from buckeye.workers.caller import EnvironmentServer
 from buckeye.workers.environment import WorkerEnvironment
 
@@ -275,6 +275,21 @@ def test_it_trains_on_prompts_with_one_command(files):
     run("rl", "resume", "out", "--max-steps", "5", "--trainer.optim.lr", "0.001")
     compared = run("rl", "compare", "out", "out")
     assert "settings of A changed at step 4: trainer.optim.lr: " in compared
+
+
+@pytest.mark.parametrize(
+    ("text", "parsed"),
+    [
+        ("owner/name@1.2", ("owner/name@1.2", {})),
+        ("my_env.py:size=3,form=short", ("my_env.py", {"size": 3, "form": "short"})),
+        ("my_env.py:sizes=[1, 2],last=true", ("my_env.py", {"sizes": [1, 2], "last": True})),
+        ("textarena/Chess-v0:seat=0,opponent=self", ("textarena/Chess-v0", {"seat": 0, "opponent": "self"})),
+        ("ors-sdk/cards:Cards", ("ors-sdk/cards:Cards", {})),
+        ("openenv/app:App:url=http://host:80", ("openenv/app:App", {"url": "http://host:80"})),
+    ],
+)
+def test_environments_are_named_with_their_arguments(text, parsed):
+    assert parse_environment(text) == parsed
 
 
 def test_workers_of_a_counted_environment_are_ended(monkeypatch):

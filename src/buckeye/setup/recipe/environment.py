@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ from buckeye.dataset.environment import NAME as DATASET
 from buckeye.dataset.environment import make_environment
 from buckeye.dataset.prompts import read_prompts
 from buckeye.envs.base import TRAIN, Environment, Message, split_names
-from buckeye.envs.registry import CALLER
+from buckeye.envs.registry import CALLER, LIBRARIES
 from buckeye.envs.settings import WorkerSettings, read_placement
 from buckeye.errors import UsageError
 from buckeye.mcp.config import DefaultsConfig, GymConfig, load_gym_config
@@ -196,11 +197,15 @@ def _describe_loaded(
 def parse_environment(text: str) -> tuple[str, dict[str, Any]]:
     """Return the id and the arguments of `ID` or `ID:name=value,name=value`. Values are JSON, else text.
 
-    Raises UsageError for an argument without a value.
+    The id of an environment of a library may be LIBRARY/MODULE:NAME. Raises UsageError for an argument
+    without a value.
     """
     env_id, sign, rest = text.partition(":")
+    name, colon, after = rest.partition(":")
+    if env_id.partition("/")[0] in LIBRARIES and name and "=" not in name:
+        env_id, sign, rest = f"{env_id}:{name}", colon, after
     args: dict[str, Any] = {}
-    for part in rest.split(",") if sign else ():
+    for part in re.split(r",(?=\s*[A-Za-z_]\w*\s*=)", rest) if sign else ():
         name, equals, value = part.partition("=")
         if not name.strip() or not equals:
             hint = f"Write {env_id}:name=value, or {env_id}:name=value,other=value"
