@@ -47,8 +47,8 @@ def test_account_counts_every_attempt_once():
         "cut": 1,
     }
     assert batch.sampled_rewards == [1.0, 0.0, 0.0, 0.0, 1.0]  # the stale task is retried
-    assert batch.by_environment.metrics(batch.groups)["env/letters/reward/played"] == pytest.approx(0.4)
-    assert batch.by_environment.metrics(batch.groups)["env/letters/errored"] == 3
+    assert batch.environment_metrics()["env/letters/reward/played"] == pytest.approx(0.4)
+    assert batch.environment_metrics()["env/letters/errored"] == 3
 
 
 @given(

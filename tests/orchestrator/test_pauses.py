@@ -233,7 +233,7 @@ async def test_environment_metrics(clock):
     a.broken = True
     collected = await collect(c, engine, 0)
     await c.close()
-    metrics = collected.by_environment.metrics(collected.groups)
+    metrics = collected.environment_metrics()
     assert metrics["env/a/errored"] == metrics["env/a/errors/step"] > 0
     assert (metrics["env/a/share"], metrics["env/b/share"]) == (0.0, 1.0)
     assert "env/a/reward/played" not in metrics  # an errored rollout has no reward, so no mean includes it

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import statistics
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from buckeye.monitor.log import SUCCESS
 from buckeye.monitor.verdicts import rollouts_log_level
-from buckeye.orchestrator.environment_metrics import EnvironmentMetrics
 from buckeye.orchestrator.rollout import Group, Rollout
 
 LOST = ("stale", "errored")
@@ -30,7 +30,6 @@ class CollectedGroups:
     dropped_groups: list[tuple[str, Group]] = field(default_factory=list)
     sampled_rewards: list[float] = field(default_factory=list)
     waited_seconds: float = 0.0
-    by_environment: EnvironmentMetrics = field(default_factory=EnvironmentMetrics)
     size: int = field(default=0, init=False)
     """Number of rollouts in the groups of the batch."""
     trained_tokens: int = field(default=0, init=False)
@@ -38,7 +37,6 @@ class CollectedGroups:
 
     def add(self, group: Group, reason: str | None) -> None:
         """Add a group to the batch; with a `reason`, add it to the dropped groups instead."""
-        self.by_environment.add(group, drawn=reason != "stale")
         if reason != "stale":
             self.sampled_rewards += group.rewards
         if reason is None:
@@ -109,6 +107,37 @@ class CollectedGroups:
             "retried": sum(len(rollout.earlier_attempts) for rollout in self.rollouts),
             "cut": sum(attempt.cut for attempt in (*trained, *dropped)),
         }
+
+    def environment_metrics(self) -> dict[str, float]:
+        """Return the metrics `env/<name>/...` of each environment, over all attempts, also of dropped groups.
+
+        `share` is the environment's share of the rollouts of the batch. The mean reward excludes stale
+        groups, because their tasks run again in other groups.
+        """
+        in_batch = Counter(rollout.env_name for rollout in _scored(self.groups))
+        stale = {id(group) for reason, group in self.dropped_groups if reason == "stale"}
+        attempts, rewards = defaultdict[str, list[Rollout]](list), defaultdict[str, list[float]](list)
+        for group in self.all_groups:
+            for attempt in group.attempts:
+                attempts[attempt.env_name].append(attempt)
+                if attempt.reward is not None and id(group) not in stale:
+                    rewards[attempt.env_name].append(attempt.reward)
+        metrics: dict[str, float] = {}
+        for name, ended in attempts.items():
+            key, scored = f"env/{name}", [attempt for attempt in ended if attempt.reward is not None]
+            errors = Counter(
+                attempt.outcome.boundary or "step" for attempt in ended if attempt.reward is None
+            )
+            metrics[f"{key}/share"] = in_batch[name] / max(1, in_batch.total())
+            metrics[f"{key}/errored"] = errors.total()
+            metrics |= {f"{key}/errors/{boundary}": count for boundary, count in errors.items()}
+            if rewards[name]:
+                metrics[f"{key}/reward/played"] = statistics.fmean(rewards[name])
+            if scored:
+                metrics[f"{key}/turns/mean"] = statistics.fmean(a.turns for a in scored)
+                metrics[f"{key}/completion_len/mean"] = statistics.fmean(a.completion_tokens for a in scored)
+                metrics[f"{key}/seq_len/mean"] = statistics.fmean(a.total_tokens for a in scored)
+        return metrics
 
 
 def _scored(groups: Sequence[Group]) -> list[Rollout]:

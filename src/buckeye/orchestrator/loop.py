@@ -391,7 +391,7 @@ class Orchestrator:
             **{f"groups/dropped_{reason}": n for reason, n in collected.dropped.items()},
             **collector.metrics(),
             **self.collection.record(collected),
-            **collected.by_environment.metrics(collected.groups),
+            **collected.environment_metrics(),
             **self.client.metrics(),
             **({} if self.workers is None else self.workers.metrics()),
         }
