@@ -13,7 +13,7 @@ from buckeye.config.trainer import TrainerConfig
 from buckeye.errors import RunError, UsageError
 from buckeye.trainer.batch_loss import BatchLoss
 from buckeye.trainer.learner import Learner
-from buckeye.trainer.output.weight_rounding import round_stochastically, round_tensors
+from buckeye.trainer.output.weight_rounding import empty_published, round_stochastically, round_tensor
 from buckeye.trainer.output.writer import OutputWriter
 from buckeye.transport.weights import read_weights_manifest
 
@@ -49,23 +49,22 @@ def test_stochastic_rounding_is_unbiased():
             assert abs(mean - value) <= 4.5 * 2**-7 * math.sqrt(part * (1 - part) / 40_000) + 1e-7
 
 
+def published(name, values, dtype, seed=None):
+    return round_tensor(name, values, seed=seed, out=empty_published(values, dtype, values.device))
+
+
 def test_random_bits_depend_only_on_seed_and_name():
     x = torch.randn(64, 64)
-    tensors = {"a": x, "b": x.clone(), "tied": x}
-    once = round_tensors(tensors, torch.bfloat16, stochastic=True, seed=3)
-    again = round_tensors({"a": x + 0}, torch.bfloat16, stochastic=True, seed=3)
-    other = round_tensors({"a": x + 0}, torch.bfloat16, stochastic=True, seed=4)
-    assert torch.equal(once["a"], again["a"])
-    assert once["tied"] is once["a"]
-    assert not torch.equal(once["a"], once["b"])
-    assert not torch.equal(once["a"], other["a"])
+    once = published("a", x, torch.bfloat16, seed=3)
+    assert torch.equal(once, published("a", x + 0, torch.bfloat16, seed=3))
+    assert not torch.equal(once, published("b", x, torch.bfloat16, seed=3))
+    assert not torch.equal(once, published("a", x, torch.bfloat16, seed=4))
 
 
 def test_weight_beyond_float16_is_refused(refusal):
     with refusal(RunError):
-        round_tensors({"w": torch.tensor([1.0, -7e4])}, torch.float16, stochastic=False, seed=0)
-    kept = round_tensors({"w": torch.tensor([1.0, math.inf])}, torch.float16, stochastic=False, seed=0)
-    assert kept["w"].tolist() == [1.0, math.inf]
+        published("w", torch.tensor([1.0, -7e4]), torch.float16)
+    assert published("w", torch.tensor([1.0, math.inf]), torch.float16).tolist() == [1.0, math.inf]
 
 
 @pytest.mark.parametrize(

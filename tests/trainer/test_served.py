@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from buckeye.trainer.model.policy import load_policy
-from buckeye.trainer.output.weight_rounding import RoundingMonitor, round_tensors
+from buckeye.trainer.output.weight_rounding import RoundingMonitor, empty_published, round_tensor
 from buckeye.transport.batches import Sample
 
 from .rl_runs import records
@@ -21,7 +21,7 @@ def nearest(name, values):
 
 
 def stochastic(name, values):
-    return round_tensors({name: values}, torch.bfloat16, stochastic=True, seed=1)[name]
+    return round_tensor(name, values, seed=1, out=empty_published(values, torch.bfloat16, values.device))
 
 
 def sample(*ids):

@@ -180,29 +180,18 @@ def make_canary(
     )
 
 
-def round_tensors(
-    tensors: Mapping[str, Tensor], dtype: torch.dtype, *, stochastic: bool, seed: int
-) -> dict[str, Tensor]:
-    """Return the tensors as `dtype`, rounded to nearest. With `stochastic`, round to bfloat16 stochastically.
-
-    Integer tensors keep their values. A tensor that has two names is rounded once.
-
-    The random bits depend only on `seed` and the name of the tensor. So two versions of the weights differ
-    only in weights that training has changed. Raise `RunError` for a weight that is too large for float16.
-    """
-    stored: dict[int, Tensor] = {}
-    for name, tensor in tensors.items():
-        if id(tensor) not in stored:
-            kind = dtype if tensor.is_floating_point() else tensor.dtype
-            out = torch.empty(tensor.shape, dtype=kind, device=tensor.device)
-            stored[id(tensor)] = round_tensor(name, tensor, seed=seed if stochastic else None, out=out)
-    return {name: stored[id(tensor)] for name, tensor in tensors.items()}
+def empty_published(tensor: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return an empty tensor for the rounded values of a tensor. Integer tensors keep their dtype."""
+    kind = dtype if tensor.is_floating_point() else tensor.dtype
+    return torch.empty(tensor.shape, dtype=kind, device=device)
 
 
 def round_tensor(name: str, tensor: Tensor, *, seed: int | None, out: Tensor) -> Tensor:
-    """Round a tensor to the dtype of `out` as in `round_tensors`. Write the result to `out`, and return it.
+    """Round a tensor to the dtype of `out`, write the result to `out`, and return it.
 
-    Without a `seed`, round to nearest.
+    Round to nearest; with a `seed`, round to bfloat16 stochastically. The random bits depend only on `seed`
+    and the name of the tensor. So two versions of the weights differ only in weights that training has
+    changed. Raise `RunError` for a weight that is too large for float16.
     """
     if seed is not None and out.dtype is torch.bfloat16:
         generator = torch.Generator().manual_seed(zlib.crc32(f"{seed}/{name}".encode()))

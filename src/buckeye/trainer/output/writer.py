@@ -38,9 +38,9 @@ from buckeye.trainer.output.stored_weights import StoredWeights, read_stored_wei
 from buckeye.trainer.output.weight_rounding import (
     RoundingMonitor,
     canary_prompt,
+    empty_published,
     make_canary,
     round_tensor,
-    round_tensors,
 )
 from buckeye.trainer.parallel.fsdp import gather_tensor
 from buckeye.trainer.parallel.ranks import check_shared_folder, write_on_rank_zero
@@ -221,10 +221,9 @@ class OutputWriter:
             if id(tensor) in rounded:
                 continue
             full, rounded[id(tensor)] = gather_tensor(tensor), None
-            if is_writer and self._stored is not None:
-                rounded[id(tensor)] = round_tensor(name, full, seed=seed, out=self._stored.tensors[name])
-            elif is_writer:
-                out = torch.empty(full.shape, dtype=dtype if full.is_floating_point() else full.dtype)
+            if is_writer:
+                stored = None if self._stored is None else self._stored.tensors[name]
+                out = empty_published(full, dtype, torch.device("cpu")) if stored is None else stored
                 rounded[id(tensor)] = round_tensor(name, full, seed=seed, out=out)
         copies = {name: rounded[id(tensor)] for name, tensor in local.items()}
         return {name: copy for name, copy in copies.items() if copy is not None}
@@ -243,9 +242,9 @@ class OutputWriter:
 
     def _round(self, dtype: torch.dtype, name: str, values: torch.Tensor) -> torch.Tensor:
         """Return the values of a parameter, rounded as in published weights, on the parameter's device."""
-        exact = {name: values.cpu() if self._stochastic else values}
-        rounded = round_tensors(exact, dtype, stochastic=self._stochastic, seed=self._seed)[name]
-        return rounded.to(values.device)
+        exact, seed = (values.cpu(), self._seed) if self._stochastic else (values, None)
+        out = empty_published(exact, dtype, exact.device)
+        return round_tensor(name, exact, seed=seed, out=out).to(values.device)
 
     @contextmanager
     def use_published_weights(self, published: Mapping[str, torch.Tensor] | None = None) -> Iterator[None]:
