@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import buckeye
+from buckeye.analysis.diagnosis.chain import METRIC_FINDINGS
 from buckeye.base.explanations import explanations
 from buckeye.cli.main import main
 from buckeye.errors import StoreError, UsageError
@@ -48,6 +49,7 @@ def test_codes_in_the_source_and_sections_are_the_same(sources):
 
 def test_findings_in_the_source_and_sections_are_the_same(sources):
     names = {name for text in sources.values() for name in _finding_names(ast.parse(text))}
+    names |= METRIC_FINDINGS.keys()
     renamed = _renamed(sources)
     checks = [text for path, text in sources.items() if path.startswith("evaluation/checks/")]
     names |= {name.replace(" ", "_") for text in checks for name in _CHECK.findall(text)}
@@ -70,7 +72,7 @@ def test_sections_are_short_and_start_with_one_sentence():
 
 
 def _finding_names(tree):
-    """Yield the names of findings: of `.finding(NAME)`, `.share_finding(NAME)` and `Reason(name=NAME)`."""
+    """Yield the names of findings: of `.finding(NAME)` and `.share_finding(NAME)`."""
     for node in ast.walk(tree):
         match node:
             case ast.Call(func=ast.Attribute(attr="finding"), args=[ast.IfExp(body=one, orelse=other), *_]):
@@ -79,8 +81,6 @@ def _finding_names(tree):
                 func=ast.Attribute(attr="finding" | "share_finding"), args=[ast.Constant(value=name), *_]
             ):
                 yield name
-            case ast.Call(func=ast.Name(id="Reason"), keywords=keywords):
-                yield from (keyword.value.value for keyword in keywords if keyword.arg == "name")
 
 
 def _renamed(sources):

@@ -24,7 +24,8 @@ from buckeye.launch.preflight.check import Check, failed, failed_with, ok, skipp
 from buckeye.launch.preflight.doctor import PreflightCheck, PreflightContext
 from buckeye.launch.preflight.memory_check import MEMORY
 from buckeye.launch.preflight.task_checks import task_check_name
-from buckeye.monitor.learning_findings import EASIER_TASKS, HARDER_TASKS, MORE_TOKENS, explain_no_spread
+from buckeye.monitor.finding import advice_of, cause_of
+from buckeye.monitor.learning_findings import explain_no_spread
 from buckeye.monitor.verdicts import verdict
 from buckeye.orchestrator.environments import check_command, load_environments
 from buckeye.orchestrator.evaluation import EvalResult, evaluate
@@ -155,7 +156,7 @@ def spread_check(result: EvalResult) -> Check:
     if zero == len(groups):
         return warning(name, seen, _no_spread_advice(result, truncated))
     if truncated > _MAX_TRUNCATED:
-        return warning(name, seen, f"many replies are truncated: {MORE_TOKENS}")
+        return warning(name, seen, f"many replies are truncated: {advice_of('truncated')}")
     if 1 - zero / len(groups) < _MIN_SPREAD:
         return warning(name, seen, _spread_advice(mean, max(result.rewards)))
     return ok(name, seen)
@@ -163,7 +164,7 @@ def spread_check(result: EvalResult) -> Check:
 
 def _no_spread_advice(result: EvalResult, truncated: float) -> str:
     tasks = [[r.reward for r in rollouts if r.reward is not None] for rollouts in result.by_task.values()]
-    reason = explain_no_spread(
+    name = explain_no_spread(
         mean=result.mean_reward,
         std=statistics.pstdev(result.rewards),
         solved=statistics.fmean(min(rewards) >= 1.0 for rewards in tasks),
@@ -172,10 +173,10 @@ def _no_spread_advice(result: EvalResult, truncated: float) -> str:
         alike=0.0,  # an untrained policy has not collapsed
         size=result.rollouts_per_example,
     )
-    return f"{reason.cause}: {reason.advice}"
+    return f"{cause_of(name)}: {advice_of(name)}"
 
 
 def _spread_advice(mean: float, best: float) -> str:
     if mean > best / 2 and best > 0:
-        return f"the model solves nearly all tasks: {HARDER_TASKS}"
-    return f"the model solves nearly no task: {EASIER_TASKS}"
+        return f"the model solves nearly all tasks: {advice_of('all_solved')}"
+    return f"the model solves nearly no task: {advice_of('none_solved')}"

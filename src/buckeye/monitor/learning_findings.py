@@ -6,11 +6,11 @@ import math
 import shlex
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import accumulate, takewhile
 from pathlib import Path
 
-from buckeye.monitor.finding import Finding
+from buckeye.monitor.finding import Finding, advice_of, cause_of
 from buckeye.monitor.metrics import StepMetrics
 from buckeye.monitor.rollback import rollback_advice
 from buckeye.monitor.verdicts import NEARLY_ALL
@@ -29,11 +29,6 @@ _EQUAL = 1e-9
 RANDOM_LOGPROB = -4.0  # nats per sampled token of the first batch
 PRETRAINED_LOGPROB = -2.0  # nats per sampled token of a pretrained model, at least
 _COLLAPSES = ("collapsed", "endless", "moved_too_far")
-
-HARDER_TASKS = "take harder tasks"
-EASIER_TASKS = "check that a right reply gets a reward; then take easier tasks, or fine-tune first (sft)"
-PRETRAINED = "start with `buckeye sft`, or use a pretrained model"
-MORE_TOKENS = "raise orchestrator.sampling.max_tokens"
 
 FINDING_METRICS = (
     "reward/mean",
@@ -69,15 +64,6 @@ FINDING_METRICS = (
 """Metrics that the findings use."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Reason:
-    """Reason why a run cannot learn. `cause` and `advice` are clauses of a sentence."""
-
-    name: str
-    cause: str
-    advice: str
-
-
 def findings(steps: Sequence[StepMetrics], run: Path, *, has_ended: bool = False) -> list[Finding]:
     """Return the problems that a run, in the directory `run`, has at the end of `steps`.
 
@@ -97,10 +83,10 @@ def _with_rollback_advice(found: Finding, batch_steps: Sequence[StepMetrics], ru
 
 def _hindrances(batch_steps: Sequence[StepMetrics], run: Path, *, has_ended: bool) -> list[Finding]:
     enough = max(1, min(ENOUGH, len(batch_steps))) if has_ended else ENOUGH
-    found = _no_spread(batch_steps, run, enough) or _cut_off(batch_steps, run)
-    if found is not None and found.name in _OF_UNTRAINED and _is_random(batch_steps[0]):
-        found = replace(found, **asdict(_UNTRAINED))
-    both = (found, _moved_too_far(batch_steps, run))
+    both = (
+        _no_spread(batch_steps, run, enough) or _cut_off(batch_steps, run),
+        _moved_too_far(batch_steps, run),
+    )
     return [_with_rollback_advice(one, batch_steps, run) for one in both if one is not None]
 
 
@@ -123,84 +109,40 @@ def explain_no_learning(
 
 def explain_no_spread(
     *, mean: float, std: float, solved: float, unsolved: float, truncated: float, alike: float, size: float
-) -> Reason:
-    """Return the reason why the rewards of no group differ.
+) -> str:
+    """Return the name of the finding that explains why the rewards of no group differ.
 
     `mean` and `std` describe all rewards, and `size` is the mean size of a group. The other arguments are
     shares: of groups with all rollouts `solved` or all `unsolved`, of `truncated` replies, and of groups with
     identical (`alike`) rollouts.
     """
     if size <= 1.0:
-        return Reason(
-            name="no_siblings",
-            cause="a group of one rollout has nothing to compare it with",
-            advice="raise orchestrator.rollouts_per_example",
-        )
+        return "no_siblings"
     if solved >= NEARLY_ALL:
-        return Reason(
-            name="all_solved",
-            cause="every task was solved",
-            advice=HARDER_TASKS,
-        )
+        return "all_solved"
     if alike > 0.5:
-        return Reason(
-            name="collapsed",
-            cause="the rollouts of a task are identical, so the policy has collapsed",
-            advice="resume from an earlier checkpoint with a lower trainer.optim.lr, or with "
-            "trainer.loss.entropy_coef",
-        )
+        return "collapsed"
     if std <= _EQUAL and mean > 0.0:
-        return Reason(
-            name="constant_reward",
-            cause=f"every reply gets the same reward, {mean:.4f}",
-            advice="check how the environment scores replies",
-        )
+        return "constant_reward"
     if truncated >= NEARLY_ALL:
-        return _TRUNCATED
+        return "truncated"
     if unsolved >= NEARLY_ALL or (std <= _EQUAL and mean <= 0.0):
-        return Reason(
-            name="none_solved",
-            cause="no task was solved",
-            advice=EASIER_TASKS,
-        )
-    return Reason(
-        name="no_spread",
-        cause="all rollouts of a task get the same reward",
-        advice="use tasks that are sometimes solved, or raise orchestrator.rollouts_per_example",
-    )
+        return "none_solved"
+    return "no_spread"
 
 
-_TRUNCATED = Reason(
-    name="truncated",
-    cause="nearly every reply was cut off",
-    advice=MORE_TOKENS,
-)
-
-
-_UNTRAINED = Reason(
-    name="untrained",
-    cause="the first replies were nearly random tokens: the weights are untrained, or trained too little",
-    advice=PRETRAINED,
-)
 _OF_UNTRAINED = ("truncated", "none_solved", "no_spread", "constant_reward")
 """Findings whose advice does not help an untrained model."""
-_OF_REWARDS = ("none_solved", "constant_reward")
-"""Findings that a wrong reward may cause."""
 
 
-def _is_random(step: StepMetrics) -> bool:
-    return (step.value("orchestrator/logprob/mean") or 0.0) <= RANDOM_LOGPROB
+def _unless_untrained(name: str, first: StepMetrics) -> str:
+    """Return the name of a finding, or `untrained` if the first replies are random tokens."""
+    is_random = (first.value("orchestrator/logprob/mean") or 0.0) <= RANDOM_LOGPROB
+    return "untrained" if name in _OF_UNTRAINED and is_random else name
 
 
 def _batch_steps(steps: Sequence[StepMetrics]) -> list[StepMetrics]:
     return [step for step in steps if step.value("orchestrator/reward/mean") is not None]
-
-
-_ENDLESS = Reason(
-    name="endless",
-    cause="the policy ended its replies at first, and now almost never does",
-    advice="lower trainer.optim.lr",
-)
 
 
 def _no_spread(batch_steps: Sequence[StepMetrics], run: Path, enough: int) -> Finding | None:
@@ -213,7 +155,7 @@ def _no_spread(batch_steps: Sequence[StepMetrics], run: Path, enough: int) -> Fi
         "shaped_reward" if steps[-1].value("orchestrator/shaped_reward/mean") is not None else "reward"
     )
     mean, std = _mean(steps, f"{of_training}/mean"), _mean(steps, f"{of_training}/std")
-    reason = explain_no_spread(
+    name = explain_no_spread(
         mean=mean,
         std=std,
         solved=_mean(steps, "batch/solve_all"),
@@ -223,18 +165,18 @@ def _no_spread(batch_steps: Sequence[StepMetrics], run: Path, enough: int) -> Fi
         size=rollouts / groups if groups else math.nan,
     )
     was_cut_off = _is_cut_off(batch_steps[0])
-    if reason.name == "collapsed" and was_cut_off:
-        reason = _TRUNCATED
-    elif reason.name == "truncated" and not was_cut_off:
-        reason = _ENDLESS
+    if name == "collapsed" and was_cut_off:
+        name = "truncated"
+    elif name == "truncated" and not was_cut_off:
+        name = "endless"
     improved = _has_improved(batch_steps) and not _has_fallen(batch_steps)
-    if (reason.name == "all_solved" and len(steps) < len(batch_steps)) or (improved and std <= _EQUAL):
+    if (name == "all_solved" and len(steps) < len(batch_steps)) or (improved and std <= _EQUAL):
         return None  # the run has converged
     seen = (
         f"The batches of steps {_range(steps)} have no advantages: all rollouts of a task have the same "
         f"reward (mean {mean:.4f})"
     )
-    return _finding(reason, steps, run, seen)
+    return _finding(_unless_untrained(name, batch_steps[0]), steps, run, seen)
 
 
 def _cut_off(batch_steps: Sequence[StepMetrics], run: Path) -> Finding | None:
@@ -245,7 +187,8 @@ def _cut_off(batch_steps: Sequence[StepMetrics], run: Path) -> Finding | None:
     seen = f"{_mean(steps, 'is_truncated/mean'):.0%} of the replies of steps {_range(steps)} were cut off"
     if not math.isnan(length := _mean(steps, "completion_len/mean")):
         seen += f", after {length:.1f} tokens on average"
-    return _finding(_TRUNCATED if _is_cut_off(batch_steps[0]) else _ENDLESS, steps, run, seen)
+    name = _unless_untrained("truncated", batch_steps[0]) if _is_cut_off(batch_steps[0]) else "endless"
+    return _finding(name, steps, run, seen)
 
 
 def _is_cut_off(step: StepMetrics) -> bool:
@@ -264,17 +207,12 @@ def _moved_too_far(batch_steps: Sequence[StepMetrics], run: Path) -> Finding | N
     far = left_out_all or of_no_effect
     if not left_out_all and len(of_no_effect) < 2:
         return None
-    reason = Reason(
-        name="moved_too_far",
-        cause="one step changes the policy too far: samples of the previous policy have no effect",
-        advice="lower trainer.optim.lr",
-    )
     left_out, ess = max(map(_left_out, far)), min(map(_ess, far))
     seen = (
         f"In step {far[0].number} the policy was far from the one that sampled: {left_out:.0%} of the "
         f"tokens were excluded, effective sample size {ess:.2f}"
     )
-    return _finding(reason, far, run, seen)
+    return _finding("moved_too_far", far, run, seen)
 
 
 def _biases(batch_steps: Sequence[StepMetrics], run: Path) -> list[Finding]:
@@ -283,47 +221,22 @@ def _biases(batch_steps: Sequence[StepMetrics], run: Path) -> list[Finding]:
     Only the newest step is checked, because its values summarize the steps before it.
     """
     found = [
-        _finding(reason, batch_steps[-1:], run, f"{what} {_more_or_less(value)} {than}")
+        _finding(name, batch_steps[-1:], run, f"{what} {_more_or_less(value)} {than}")
         for step in batch_steps[-1:]
-        for kind, (reason, what, than) in _BIASES.items()
+        for kind, (name, what, than) in _BIASES.items()
         if (value := _sure_difference(step, kind, ("seconds", "completion_len"))) is not None
     ]
     for step in batch_steps[-1:]:
         spared = _sure_difference(step, "failures", ("reward",))
         if spared is not None and spared[1] < 0.0:
             seen = f"Groups without failed rollouts have a {-spared[1]:.0%} lower reward than all groups"
-            found.append(_finding(_SPARED, batch_steps[-1:], run, seen))
+            found.append(_finding("biased_failures", batch_steps[-1:], run, seen))
     return found
 
 
-_SPARED = Reason(
-    name="biased_failures",
-    cause="rollouts with low rewards fail more often, so the policy is not penalized for failures",
-    advice="see why they fail (--errored), and return a reward, not an error, if the policy causes the "
-    "failure",
-)
-
-
 _BIASES = {
-    "bias": (
-        Reason(
-            name="biased",
-            cause="the dropped groups differ from the others, so training is biased",
-            advice="lower orchestrator.oversampling_factor, raise max_off_policy_steps, or see why rollouts "
-            "fail",
-        ),
-        "The trained rollouts are",
-        "than all sampled rollouts",
-    ),
-    "failures": (
-        Reason(
-            name="biased_failures",
-            cause="failures are not random, so training is biased",
-            advice="see why they fail (--errored), or raise orchestrator.rollout_timeout",
-        ),
-        "Rollouts without an error are",
-        "than all rollouts",
-    ),
+    "bias": ("biased", "The trained rollouts are", "than all sampled rollouts"),
+    "failures": ("biased_failures", "Rollouts without an error are", "than all rollouts"),
 }
 
 
@@ -348,18 +261,17 @@ def _more_or_less(found: tuple[str, float]) -> str:
     return f"{abs(relative):.0%} {'longer' if relative > 0 else 'shorter'} ({measure})"
 
 
-def _finding(reason: Reason, steps: Sequence[StepMetrics], run: Path, seen: str) -> Finding:
-    values = {name: [v for step in steps if (v := step.value(name)) is not None] for name in FINDING_METRICS}
+def _finding(name: str, steps: Sequence[StepMetrics], run: Path, seen: str) -> Finding:
+    values = {key: [v for step in steps if (v := step.value(key)) is not None] for key in FINDING_METRICS}
     quoted = shlex.quote(str(run))
-    check = f"run `buckeye env check {quoted}` to " if reason.name in _OF_REWARDS else ""
     return Finding(
-        name=reason.name,
+        name=name,
         since=steps[0].number,
         until=steps[-1].number,
         seen=seen,
-        figures={name: statistics.fmean(found) for name, found in values.items() if found},
-        cause=reason.cause,
-        advice=check + reason.advice,
+        figures={key: statistics.fmean(found) for key, found in values.items() if found},
+        cause=cause_of(name),
+        advice=advice_of(name, {"RUN": quoted, "N": str(steps[-1].number)}),
         command=f"buckeye rl rollouts {quoted} --step {steps[-1].number}",
     )
 

@@ -84,8 +84,8 @@ def warned(printed):
 
 
 SILENT = {
-    "constant": ("0.5", (), "every reply gets the same reward, 0.5000", 2),
-    "cut": ("text == 'abcd'", ("--orchestrator.sampling.max-tokens", 2), "nearly every reply was cut off", 2),
+    "constant": ("0.5", (), "every reply gets the same reward above 0", 2),
+    "cut": ("text == 'abcd'", ("--orchestrator.sampling.max-tokens", 2), "nearly every reply is cut off", 2),
     "collapse": (
         "text[:1] == 'abcd'[int(task.id[6:]) % 4]",
         ("--trainer.optim.lr", 3),

@@ -64,7 +64,7 @@ def test_replies_that_have_no_end_are_told_also_where_rewards_differ(wording):
     (finding,) = findings(steps(*[cut] * 4), RUN)
     assert (finding.name, finding.since) == ("truncated", 0)
     assert finding.seen == wording
-    assert "raise orchestrator.sampling.max_tokens" in explain_no_learning(steps(*[cut] * 6), RUN)
+    assert "raise `orchestrator.sampling.max_tokens`" in explain_no_learning(steps(*[cut] * 6), RUN)
     none = {**cut, **EQUAL, "reward/mean": 0.0, "batch/solve_none": 1.0}
     assert named(steps(none, none, none)) == ["truncated"]
 

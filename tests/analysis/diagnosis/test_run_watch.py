@@ -58,14 +58,14 @@ def test_a_teacher_needs_no_differing_rewards(told):
 @pytest.mark.parametrize(
     ("groups", "advice"),
     [
-        ([group(rollout(0.0), rollout(0.0, turns=(4,)))], "no task was solved"),
-        ([group(rollout(1.0), rollout(1.0))], "every task was solved"),
-        ([group(rollout(0.4)), group(rollout(0.7))], "a group of one rollout"),
-        ([group(CUT_BACK, rollout(0.0, turns=(4,), shaping={"length": 0.0}))], "no task was solved"),
-        ([group(rollout(0.4), rollout(0.4))] * 2 + [EQUAL], "identical, so the policy has collapsed"),
-        ([group(rollout(0.4), rollout(0.4)), EQUAL], "use tasks that are sometimes solved"),
-        ([EQUAL], "every reply gets the same reward, 0.5000"),
-        ([group(rollout(0.0, truncated=True), rollout(0.0, turns=(4,), truncated=True))], "was cut off"),
+        ([group(rollout(0.0), rollout(0.0, turns=(4,)))], "no task is solved"),
+        ([group(rollout(1.0), rollout(1.0))], "every task is solved"),
+        ([group(rollout(0.4)), group(rollout(0.7))], "each group has one rollout"),
+        ([group(CUT_BACK, rollout(0.0, turns=(4,), shaping={"length": 0.0}))], "no task is solved"),
+        ([group(rollout(0.4), rollout(0.4))] * 2 + [EQUAL], "identical: the policy has collapsed"),
+        ([group(rollout(0.4), rollout(0.4)), EQUAL], "use tasks that the model sometimes solves"),
+        ([EQUAL], "every reply gets the same reward above 0"),
+        ([group(rollout(0.0, truncated=True), rollout(0.0, turns=(4,), truncated=True))], "is cut off"),
     ],
 )
 def test_the_cause_is_named(told, groups, advice):

@@ -20,7 +20,7 @@ from buckeye.launch.preflight.model import (
     refuse_path,
 )
 from buckeye.launch.preflight.model_files import check_model_files, check_readable, check_tokenizer_files
-from buckeye.monitor.learning_findings import PRETRAINED
+from buckeye.monitor.finding import advice_of
 from buckeye.trainer.model.trainable import unpacked_reasons, untrainable_reasons
 
 MODEL, TOKENIZER = "model", "tokenizer"
@@ -41,7 +41,7 @@ def check_model(config: RLConfig, *, vllm: bool) -> Check:
     ckpt = config.trainer.ckpt
     is_new = ckpt is None or ckpt.resume_step is None
     if check.state != "failed" and not check.do and is_new and is_untrained(path):
-        return warning(MODEL, f"{check.seen}: these weights are untrained", PRETRAINED)
+        return warning(MODEL, f"{check.seen}: these weights are untrained", advice_of("untrained"))
     return check
 
 
