@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Annotated
 
@@ -17,12 +16,10 @@ from buckeye.cli.env_options import (
     RewardOption,
     VariablesOption,
     column_arguments,
+    parse_seconds,
     started_environment,
 )
-from buckeye.errors import UsageError
 from buckeye.evaluation.environment_args import ArgOption, ArgsOption, environment_args
-
-_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 def env_attack(
@@ -61,7 +58,7 @@ def env_attack(
     given = environment_args(arg, args) | column_arguments(reward, prompt_column, answer_column)
     with started_environment(env_id, dataset, reward, given, variables) as (config, progress):
         options = AttackOptions(
-            budget=_seconds(budget),
+            budget=parse_seconds(budget),
             max_gradings=max_gradings,
             tasks=sample,
             min_gain=min_gain,
@@ -75,11 +72,3 @@ def env_attack(
     typer.echo(json.dumps(report.to_json(), ensure_ascii=False) if as_json else report.text())
     if report.interrupted or report.exploits:
         raise typer.Exit(130 if report.interrupted else 1)
-
-
-def _seconds(text: str) -> float:
-    """Return the seconds of a time such as `90s` or `10m`. Raises UsageError for other texts."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text.strip())
-    if match is None or not float(match[1]):
-        raise UsageError(f"--budget {text}: not a time", code="BK-CLI-ARGUMENT", hint="write 90s, 10m or 1h")
-    return float(match[1]) * _UNITS[match[2]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,6 +17,9 @@ from buckeye.errors import UsageError
 
 if TYPE_CHECKING:
     from buckeye.config.environments import EnvConfig
+
+_TIME = re.compile(r"(\d+(?:\.\d+)?)([smh]?)")
+_UNIT_SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -86,6 +90,15 @@ def column_arguments(
             hint=f"add --dataset FILE and --reward FILE, or leave {flag} out",
         )
     return columns
+
+
+def parse_seconds(budget: str) -> float:
+    """Return the seconds of a `--budget` such as `90s` or `10m`. Raises UsageError for another text."""
+    match = _TIME.fullmatch(budget.strip())
+    if match is None or not float(match[1]):
+        hint = "Write a number and a unit, such as 90s, 10m or 1h"
+        raise UsageError(f"--budget: {budget!r} is not a time", code="BK-CLI-ARGUMENT", hint=hint)
+    return float(match[1]) * _UNIT_SECONDS[match[2]]
 
 
 @contextmanager

@@ -6,7 +6,6 @@ import dataclasses
 import json
 import math
 import os
-import re
 import shlex
 import sys
 from pathlib import Path
@@ -16,12 +15,10 @@ import typer
 
 from buckeye.base.columns import counted
 from buckeye.base.json_lines import printable
+from buckeye.cli.env_options import parse_seconds
 from buckeye.cli.load import load
 from buckeye.config.rl import RLConfig
 from buckeye.errors import UsageError
-
-_TIME = re.compile(r"(\d+(?:\.\d+)?)(s|m|h)")
-_UNIT_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 def tune(
@@ -41,7 +38,7 @@ def tune(
     policy per step. Further forks train, and their rewards decide. CONFIG consists of files and flags as for
     `rl`: `@ run.toml`. Writes the learning rate to a new file. The exit code is 1 if the first fork fails.
     """
-    settings, seconds = context.args, _parse_seconds(budget)
+    settings, seconds = context.args, parse_seconds(budget)
     if not settings:
         hint = "Add one, as for `rl`: `buckeye rl tune @ run.toml`"
         raise UsageError("`rl tune`: the configuration is missing", code="BK-CLI-MISSING", hint=hint)
@@ -83,14 +80,6 @@ def tune(
         end = f", {result.reward_at_end:.3g} in the last quarter of the best fork"
     print(f"Mean reward: {result.reward_at_start:.3g} before training{end}.")
     print(f"To train with it: {shlex.join(['buckeye', 'rl', *settings, '@', result.file])}")
-
-
-def _parse_seconds(text: str) -> float:
-    match = _TIME.fullmatch(text)
-    if match is None or float(match[1]) <= 0:
-        hint = "Write a number and a unit, such as 90s, 10m or 1h"
-        raise UsageError(f"--budget: {text!r} is not a time", code="BK-CLI-ARGUMENT", hint=hint)
-    return float(match[1]) * _UNIT_SECONDS[match[2]]
 
 
 def _budget_text(seconds: float) -> str:
