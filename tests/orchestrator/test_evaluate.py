@@ -7,6 +7,7 @@ import logging
 import pytest
 
 from buckeye.config.orchestrator import EvalEnvConfig
+from buckeye.evaluation.rows import read_rows
 from buckeye.monitor.log import SUCCESS
 from buckeye.monitor.metrics import MetricsLog
 from buckeye.orchestrator.environments import NamedEnvironment
@@ -115,6 +116,7 @@ def test_lone_surrogate_is_replaced_when_written(tmp_path):
     asyncio.run(write_evaluation(tmp_path, got, {"model": "m \udfff"}))
     (line,) = map(json.loads, (tmp_path / "e.jsonl").read_text().splitlines())
     assert line["task_id"] == "a \ufffd"
+    assert read_rows(tmp_path / "e.jsonl")["a \ufffd", 0].reward == 1.0
     assert json.loads((tmp_path / "e.json").read_text())["model"] == "m \ufffd"
 
 

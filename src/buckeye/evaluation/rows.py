@@ -12,9 +12,7 @@ from typing import Any
 import msgspec
 
 from buckeye.base.json_lines import LineFile, read_json_lines
-from buckeye.base.storage import utf8
 from buckeye.errors import UsageError
-from buckeye.orchestrator.rollout import Rollout
 
 ROLLOUTS = "rollouts.jsonl"
 
@@ -41,30 +39,10 @@ class EvalRow:
     data: Mapping[str, Any] = field(default_factory=dict)
     messages: list[Mapping[str, Any]] = field(default_factory=list)
 
-    def to_line(self) -> bytes:
-        """Return the row as a JSON line; values that JSON cannot represent are written as text."""
-        values = {name: getattr(self, name) for name in self.__slots__}
-        return utf8(json.dumps(values, ensure_ascii=False, default=str) + "\n")
 
-
-def make_eval_row(rollout: Rollout, number: int) -> EvalRow:
-    """Return the row of a rollout. `number` is its index among the rollouts of the task."""
-    return EvalRow(
-        task_id=rollout.task.id,
-        rollout=number,
-        reward=rollout.reward,
-        error=rollout.outcome.error,
-        stop_reason=rollout.outcome.stop_reason,
-        truncated=rollout.truncated,
-        components=dict(rollout.outcome.components),
-        explanations=dict(rollout.outcome.explanations),
-        turns=rollout.turns,
-        prompt_tokens=rollout.prompt_tokens,
-        completion_tokens=rollout.completion_tokens,
-        seconds=round(rollout.seconds, 3),
-        data=dict(rollout.task.data),
-        messages=list(rollout.messages),
-    )
+def parse_row(line: bytes) -> EvalRow:
+    """Return the row of a line of `Rollout.evaluation_line`."""
+    return msgspec.convert(json.loads(line), EvalRow)
 
 
 def read_rows(path: Path) -> dict[tuple[str, int], EvalRow]:

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 
 from buckeye import runs
-from buckeye.base.columns import counted
+from buckeye.base.columns import align_columns, counted
 from buckeye.base.keys import key_for
 from buckeye.base.storage import read_json, write_file
 from buckeye.config.environments import EnvConfig
@@ -24,7 +24,7 @@ from buckeye.envs.base import Task
 from buckeye.errors import RunError, UsageError
 from buckeye.evaluation.chat_policy import ChatSampling, ChatServer, chat_rollout_runner
 from buckeye.evaluation.figures import Figures, compute_figures
-from buckeye.evaluation.rows import ROLLOUTS, EvalRow, make_eval_row, open_rows, read_rows
+from buckeye.evaluation.rows import ROLLOUTS, EvalRow, open_rows, parse_row, read_rows
 from buckeye.evaluation.training_tasks import training_note
 from buckeye.launch.mcp_gateways import local_gateway
 from buckeye.launch.preflight.model import check_model_name, fetch_served_model
@@ -144,14 +144,13 @@ class EvalReport:
         ]
         means = {name: value for name, value in figures.means.items() if name not in figures.figures}
         rows += [(name, f"{value:.4g}", "") for name, value in means.items()]
-        width = max(len(name) for name, _, _ in rows)
         stops = ", ".join(f"{reason} {count}" for reason, count in figures.stop_reasons.items())
         resumed = f", {self.resumed} of them resumed" if self.resumed else ""
         lines = [
             f"{settings['env']}, {_tasks_text(settings)}, with {settings['model']}",
             f"sampling: {_sampling_text(settings)}",
             "",
-            *(f"{name:<{width}}  {value:>10}  {interval}".rstrip() for name, value, interval in rows),
+            align_columns(rows),
             "",
             f"{counted(figures.scored, 'rollout')} of {counted(figures.tasks, 'task')} scored"
             f"{resumed}, {figures.errored} errored; 95 % intervals over tasks",
@@ -345,9 +344,9 @@ async def _run_missing(
                     raise UsageError(
                         server.refusal.message, code=server.refusal.code, hint=server.refusal.hint
                     )
-                row = make_eval_row(rollout, number)
-                file.append(row.to_line())
-                rows[row.task_id, number] = row
+                line = rollout.evaluation_line(number)
+                file.append(line)
+                rows[rollout.task.id, number] = parse_row(line)
                 show(f"{len(known | rows.keys())} of {total} rollouts")
 
             runner = chat_rollout_runner(

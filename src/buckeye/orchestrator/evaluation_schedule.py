@@ -209,26 +209,16 @@ async def write_evaluation(directory: Path, result: EvalResult, measured: Mappin
 def _files(directory: Path, result: EvalResult, measured: Mapping[str, Any]) -> dict[Path, bytes]:
     """Return the content of both files, in the order to write them.
 
-    The file of rollouts comes last, because it marks a complete evaluation. Task data and message content
-    that JSON cannot represent become text.
+    The file of rollouts comes last, because it marks a complete evaluation.
     """
     figures = {**measured, **_figures(result)}
     lines = [
-        json.dumps(
-            {
-                "task_id": rollout.task.id,
-                "rollout": index % result.rollouts_per_example,
-                "data": dict(rollout.task.data),
-                **rollout.record(),
-            },
-            ensure_ascii=False,
-            default=str,
-        )
+        rollout.evaluation_line(index % result.rollouts_per_example)
         for index, rollout in enumerate(result.all_rollouts)
     ]
     return {
         directory / f"{result.env_name}.json": utf8(json.dumps(figures, indent=1, ensure_ascii=False)),
-        directory / f"{result.env_name}.jsonl": utf8("".join(f"{line}\n" for line in lines)),
+        directory / f"{result.env_name}.jsonl": b"".join(lines),
     }
 
 

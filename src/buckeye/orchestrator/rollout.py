@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from buckeye.base.storage import utf8
 from buckeye.envs.base import Message, Outcome, Task
 from buckeye.monitor.rollouts import SampledCall
 from buckeye.orchestrator.advantages import Scored, shaped_turn_rewards
@@ -78,6 +80,21 @@ class Rollout:
             "oldest_version": self.oldest_version,
             "messages": list(self.messages),
         }
+
+    def evaluation_line(self, number: int) -> bytes:
+        """Return the JSON line of an evaluation. `number` is the index among the rollouts of the task.
+
+        Task data and message content that JSON cannot represent become text.
+        """
+        record = {
+            "task_id": self.task.id,
+            "rollout": number,
+            "data": dict(self.task.data),
+            **self.record(),
+            "prompt_tokens": self.prompt_tokens,
+            "seconds": round(self.seconds, 3),
+        }
+        return utf8(json.dumps(record, ensure_ascii=False, default=str) + "\n")
 
     def as_scored(self) -> Scored:
         """Return the input of reward shaping and advantages. The rollout must have a reward."""
