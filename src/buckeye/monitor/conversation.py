@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 import msgspec
@@ -84,11 +85,17 @@ def content_text(content: Any) -> str:
     """
     if content is None or isinstance(content, str):
         return content or ""
-    if isinstance(content, list):
+    if isinstance(content, list | tuple):
         return "\n".join(map(_part, content))
     if isinstance(content, dict) and isinstance(content.get("text"), str):
         return str(content["text"])
     return msgspec.json.encode(content).decode()
+
+
+def prompt_text(messages: Sequence[Mapping[str, Any]]) -> str:
+    """Return the text of the messages before the first reply."""
+    prompt = takewhile(lambda message: message.get("role") != "assistant", messages)
+    return "\n".join(content_text(message.get("content")) for message in prompt)
 
 
 def _part(given: Any) -> str:

@@ -14,9 +14,9 @@ from buckeye.analysis.comparison.curves import MeanInterval, mean_of, paired_mea
 from buckeye.analysis.comparison.differences import RunDifference
 from buckeye.base.storage import read_json
 from buckeye.errors import UsageError
-from buckeye.evaluation.rows import ROLLOUTS, EvalRow, read_rows
+from buckeye.evaluation.rows import ROLLOUTS, read_rows
 from buckeye.evaluation.run_eval import SETTINGS
-from buckeye.monitor.conversation import content_text
+from buckeye.monitor.conversation import prompt_text
 from buckeye.runs import Run
 
 _Rewards = Mapping[str, Mapping[Hashable, float]]
@@ -125,16 +125,9 @@ def _rewards_of_folder(folder: Path) -> _Rewards:
     rewards = defaultdict[Hashable, list[float]](list)
     for row in read_rows(folder / ROLLOUTS).values():
         if row.reward is not None:
-            rewards[row.task_id, _prompt(row)].append(row.reward)
+            rewards[row.task_id, prompt_text(row.messages)].append(row.reward)
     environment = str(_read_settings(folder).get("env"))
     return {environment: {task: statistics.fmean(known) for task, known in rewards.items()}}
-
-
-def _prompt(row: EvalRow) -> str:
-    """Return the text before the first reply."""
-    roles = [message.get("role") for message in row.messages]
-    end = roles.index("assistant") if "assistant" in roles else len(roles)
-    return "\n".join(content_text(message.get("content")) for message in row.messages[:end])
 
 
 def _compare(a: _Rewards, b: _Rewards, name_a: str, name_b: str) -> list[EnvironmentComparison]:

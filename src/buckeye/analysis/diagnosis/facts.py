@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-import re
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain, takewhile
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -19,9 +18,19 @@ from tokenizers import Tokenizer
 from buckeye.analysis.diagnosis.prompts import prompt_tokens
 from buckeye.analysis.diagnosis.statistics import is_below, rms, share_interval
 from buckeye.analysis.diagnosis.token_facts import TokenFacts, token_facts
-from buckeye.base.explanations import explanations, list_items
+from buckeye.base.explanations import list_items
 from buckeye.inference.render.template_files import read_template
-from buckeye.monitor.finding import Confidence, Evidence, Finding
+from buckeye.monitor.conversation import prompt_text
+from buckeye.monitor.finding import (
+    BLANK,
+    Confidence,
+    Evidence,
+    Finding,
+    advice_of,
+    as_clause,
+    cause_of,
+    fill_blanks,
+)
 from buckeye.monitor.learning_findings import Outcome, findings, outcome_of
 from buckeye.monitor.metrics import StepMetrics
 from buckeye.monitor.rollouts import RecordedRollout
@@ -158,7 +167,7 @@ class DiagnosisFacts:
         if not evaluated or trained & evaluated:
             return False
         train, other = (
-            [set(prompt_text(one).split()) for one in self.first_rollouts(split, _COMPARED)]
+            [set(prompt_text(one.messages).split()) for one in self.first_rollouts(split, _COMPARED)]
             for split in ("train", "eval")
         )
         counts = Counter(chain.from_iterable(train))
@@ -353,20 +362,19 @@ class DiagnosisFacts:
         values |= {key.upper(): shlex.quote(word) for key, word in words.items()}
         items = (item.removesuffix("`").partition(": `") for item in list_items(name, "Evidence"))
         evidence = tuple(
-            Evidence(fact=_clause(fact), command=_filled(command, values))
+            Evidence(fact=as_clause(fact), command=fill_blanks(command, values))
             for fact, _, command in items
-            if set(_BLANK.findall(command)) <= values.keys()
+            if set(BLANK.findall(command)) <= values.keys()
         )
         known = {key: value for key, value in values.items() if key in ("RUN", "N")}
-        fix = _filled(" ".join(list_items(name, "What to do")), known)
         return Finding(
             name=name,
             since=min(until, (self.steps[0].number if self.steps else 0) if since is None else since),
             until=until,
             seen=seen[:1].upper() + seen[1:],
             figures={},
-            cause=cause or _clause(explanations()[name].partition("\n")[0]),
-            advice=advice or _clause(fix),
+            cause=cause or cause_of(name),
+            advice=advice or advice_of(name, known),
             command=evidence[0].command,
             confidence=confidence,
             evidence=evidence,
@@ -395,23 +403,3 @@ class DiagnosisFacts:
         if share_interval(len(places), count, errors)[0] < most:
             return f"{seen} (at most {100 * most:.0f} %)"
         return self.finding(name, seen, *places[0], confidence=confidence, task=task)
-
-
-def prompt_text(rollout: RecordedRollout) -> str:
-    """Return the text of the messages before the first reply."""
-    messages = takewhile(lambda message: message.get("role") != "assistant", rollout.messages)
-    return "\n".join(text for one in messages if isinstance(text := one.get("content"), str))
-
-
-_BLANK = re.compile(r"\b(?:RUN|N|G|R|TASK)\b")
-"""Placeholders in the commands of `explanations.md`."""
-
-
-def _filled(text: str, values: Mapping[str, str]) -> str:
-    return _BLANK.sub(lambda blank: values.get(blank[0], blank[0]), text)
-
-
-def _clause(sentence: str) -> str:
-    """Return a sentence as a clause: without its period, and in lower case unless it begins with a name."""
-    is_name = sentence[:1] == "`" or sentence[1:2].isupper()
-    return (sentence if is_name else sentence[:1].lower() + sentence[1:]).removesuffix(".")

@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Any, Literal
+from typing import Literal
 
 from buckeye.envs.base import Environment, Message, Outcome, Probe, Reply, Task, Tool
 from buckeye.evaluation.checks.result import shortened
@@ -23,6 +23,7 @@ from buckeye.evaluation.checks.task_text import (
 )
 from buckeye.evaluation.env_play.random_policy import RandomPolicy
 from buckeye.mcp.isolation.compare import mask_noise
+from buckeye.monitor.conversation import content_text
 from buckeye.orchestrator.rollout_runner import run_rollout
 
 SESSION_SECONDS = 60.0
@@ -87,7 +88,8 @@ class PlannedPolicy:
         return reply
 
     def _text_reply(self, messages: Sequence[Message]) -> Reply:
-        text = self.plan.first if not self.replies else self._move("\n".join(map(_content, messages)))
+        shown = "\n".join(content_text(message.get("content")) for message in messages)
+        text = self.plan.first if not self.replies else self._move(shown)
         return Reply(text=text, finish_reason="stop", message={"role": "assistant", "content": text})
 
     def _move(self, conversation: str) -> str:
@@ -160,7 +162,3 @@ def _grade(outcome: Outcome) -> str:
 def _components(components: Mapping[str, float]) -> str:
     compared = {name: value for name, value in components.items() if not _NOT_COMPARED.fullmatch(name)}
     return ", ".join(f"{name} {value:.9g}" for name, value in sorted(compared.items()))
-
-
-def _content(message: Mapping[str, Any]) -> str:
-    return str(message.get("content") or "")

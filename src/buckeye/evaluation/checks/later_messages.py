@@ -10,7 +10,8 @@ from buckeye.envs.scripted import ScriptedPolicy
 from buckeye.evaluation.checks.result import CheckResult, shortened
 from buckeye.evaluation.checks.samples import SplitSample, groups_of
 from buckeye.evaluation.checks.scripted_runner import ScriptedRunner
-from buckeye.evaluation.checks.task_text import accepted_answers, prompt_contains, prompt_of, text_of
+from buckeye.evaluation.checks.task_text import accepted_answers, prompt_contains, prompt_of
+from buckeye.monitor.conversation import content_text
 
 _TASKS = 20
 
@@ -38,7 +39,9 @@ async def check_later_messages(runner: ScriptedRunner, samples: Sequence[SplitSa
         for task, other in zip(answered, [*answered[1:], *answered[:1]], strict=True):
             policy = _ReadingPolicy("?")
             await runner.outcome(task, policy)
-            text = "\n".join(text_of(m) for m in policy.later if m.get("role") != "assistant")
+            text = "\n".join(
+                content_text(m.get("content")) for m in policy.later if m.get("role") != "assistant"
+            )
             if policy.later and not _shows(prompt_of(task), task):
                 compared += 1
                 shown += [(task, text)] if _shows(text, task) and not _shows(text, other) else []

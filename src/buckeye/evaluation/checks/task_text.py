@@ -11,7 +11,8 @@ from decimal import Decimal
 from functools import lru_cache
 from typing import Any
 
-from buckeye.envs.base import Message, Task
+from buckeye.envs.base import Task
+from buckeye.monitor.conversation import content_text
 
 ANSWER = "\N{OBJECT REPLACEMENT CHARACTER}"
 """Placeholder for the answer in a format."""
@@ -36,24 +37,16 @@ _NUMBER = re.compile(r"(?<![\w.])(?:(?<![)\]])[-−])?(?:\d{1,3}(?:,\d{3})+(?!\d
 _WORD = re.compile(r"[^\W\d_]+(?:['’ʼ-][^\W\d_]+)*")
 
 
-def text_of(message: Message) -> str:
-    """Return the text of a message; for a list of parts, the joined text parts."""
-    content = message.get("content")
-    if isinstance(content, str):
-        return content
-    if isinstance(content, Sequence):
-        return "\n".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
-    return ""
-
-
 def prompt_of(task: Task) -> str:
     """Return the full prompt text of a task, including the system message."""
-    return "\n".join(text_of(message) for message in task.messages)
+    return "\n".join(content_text(message.get("content")) for message in task.messages)
 
 
 def question_of(task: Task) -> str:
     """Return the last user message, or the whole prompt if no message is of a user."""
-    questions = [text_of(message) for message in task.messages if message.get("role") == "user"]
+    questions = [
+        content_text(message.get("content")) for message in task.messages if message.get("role") == "user"
+    ]
     return questions[-1] if questions else prompt_of(task)
 
 

@@ -14,8 +14,9 @@ from itertools import chain
 
 import numpy as np
 
-from buckeye.analysis.diagnosis.facts import DiagnosisFacts, Result, prompt_text
+from buckeye.analysis.diagnosis.facts import DiagnosisFacts, Result
 from buckeye.analysis.diagnosis.statistics import cross_validated_fit, share_interval
+from buckeye.monitor.conversation import prompt_text
 
 _EQUAL = 1e-6
 _MIN_TASKS = 10
@@ -57,7 +58,7 @@ def narrow_tasks(facts: DiagnosisFacts) -> Result:
         return None
     train, evaluated = (
         [
-            {word for word in prompt_text(rollout).split() if not any(map(str.isdigit, word))}
+            {word for word in prompt_text(rollout.messages).split() if not any(map(str.isdigit, word))}
             for rollout in facts.first_rollouts(split, _PROMPTS)
         ]
         for split in ("train", "eval")
@@ -136,7 +137,7 @@ def _replies(facts: DiagnosisFacts, split: str) -> _Replies:
         if rollout.messages:
             reply = str(rollout.messages[-1].get("content")).strip()
             found.rewards.setdefault(reply, {}).setdefault(task, reward)
-            found.words.setdefault(task, set(_WORD.findall(prompt_text(rollout).lower())))
+            found.words.setdefault(task, set(_WORD.findall(prompt_text(rollout.messages).lower())))
     return found
 
 

@@ -8,11 +8,12 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from buckeye.analysis.diagnosis.facts import LONG, RECENT, DiagnosisFacts, Result, prompt_text
+from buckeye.analysis.diagnosis.facts import LONG, RECENT, DiagnosisFacts, Result
 from buckeye.analysis.diagnosis.links.answers import narrow_tasks
 from buckeye.analysis.diagnosis.prompts import continuations, cut_texts, token_features
 from buckeye.analysis.diagnosis.statistics import centered, explained_by_window, is_below, share_interval
 from buckeye.base.columns import counted
+from buckeye.monitor.conversation import prompt_text
 from buckeye.monitor.rollouts import RecordedRollout
 
 _EQUAL = 1e-6
@@ -106,7 +107,9 @@ def drift(facts: DiagnosisFacts) -> Result:
     rows = rows[:: max(1, len(rows) // _MOST_GROUPS)]
     rollouts = [facts.run.text_at(*row[1:6]) for row in rows]
     known = [
-        (row[0], row[6], prompt_text(one)) for row, one in zip(rows, rollouts, strict=True) if one is not None
+        (row[0], row[6], prompt_text(one.messages))
+        for row, one in zip(rows, rollouts, strict=True)
+        if one is not None
     ]
     steps, envs, prompts = zip(*known, strict=True) if known else ((), (), ())
     if len(steps) < _MIN_GROUPS or len(set(steps)) < 4:
@@ -155,7 +158,7 @@ def _are_options(facts: DiagnosisFacts, best: float) -> bool:
     where = "{trained} AND echoes = 1 AND reward >= ? ORDER BY step, grp, number LIMIT ?"
     rollouts = facts.rollouts(where, best - _EQUAL, _PROMPTS)
     answers = {str(one.messages[-1].get("content")).strip() for one, _ in rollouts if one.messages}
-    prompts = [prompt_text(rollout) for rollout in facts.first_rollouts("train", _PROMPTS)]
+    prompts = [prompt_text(rollout.messages) for rollout in facts.first_rollouts("train", _PROMPTS)]
     contained = [answer in prompt for answer in answers for prompt in prompts]
     return len(answers) > 1 and len(prompts) > 1 and float(np.mean(contained)) > _NEARLY_ALL
 
@@ -244,7 +247,7 @@ def _continued(rollouts: Iterable[RecordedRollout]) -> dict[tuple[str, ...], set
 
 def cut_prompts(facts: DiagnosisFacts) -> Result:
     """Find prompts that all have the same length and end within a word: a limit has cut them."""
-    texts = [prompt_text(rollout) for rollout in facts.first_rollouts("train", _PROMPTS)]
+    texts = [prompt_text(rollout.messages) for rollout in facts.first_rollouts("train", _PROMPTS)]
     if len(texts) < _MIN_PROMPTS:
         return None
     cut = cut_texts(texts)
