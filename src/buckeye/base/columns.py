@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 _MIN_WIDTH = 8
 
@@ -23,6 +23,13 @@ def align_columns(rows: Sequence[Sequence[str]]) -> str:
     """
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     return "\n".join(_format_lines(rows, width))
+
+
+def markdown_table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table in Markdown."""
+    lines = [titles, ["---"] * len(titles), *rows]
+    shown = (" | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in line) for line in lines)
+    return "".join(f"| {line} |\n" for line in shown)
 
 
 def _format_lines(rows: Sequence[Sequence[str]], limit: int | None) -> list[str]:

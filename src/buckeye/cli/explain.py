@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from buckeye.base.columns import align_columns
 from buckeye.base.explanations import explanations
 from buckeye.config.problems import did_you_mean
 from buckeye.errors import UsageError
@@ -26,9 +27,8 @@ def explain(
         typer.echo(json.dumps(known, ensure_ascii=False))
         return
     if code is None:
-        width = max(map(len, known))
-        for name, text in known.items():
-            typer.echo(f"{name:<{width}}  {text.splitlines()[0].removesuffix('.')}")
+        rows = [(name, text.splitlines()[0].removesuffix(".")) for name, text in known.items()]
+        typer.echo(align_columns(rows))
         return
     names = {name.lower(): name for name in known}
     wanted = code.lower()

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from buckeye.base.columns import counted
+from buckeye.base.columns import align_columns, counted
 from buckeye.base.json_lines import printable, read_json_lines
 
 ROLLOUTS_FOLDER = "rollouts"
@@ -169,10 +169,7 @@ def rollout_lines(recorded: RecordedRollout, longest: int | None) -> Iterator[st
         "policy version": "" if recorded.oldest_version is None else str(recorded.oldest_version),
     }
     yield ""
-    width = max(map(len, facts))
-    for name, value in facts.items():
-        if value:
-            yield f"{name:<{width}}  {printable(value)}"
+    yield align_columns([(name, printable(value)) for name, value in facts.items() if value])
     for number, text in enumerate(recorded.text, 1):
         yield f"\n--- text {number} of {len(recorded.text)} ---" if len(recorded.text) > 1 else ""
         shown = text if longest is None else shorten_middle(text, longest, "; --full shows them")

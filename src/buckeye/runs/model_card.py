@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from buckeye.base.columns import counted
+from buckeye.base.columns import counted, markdown_table
 from buckeye.base.distribution import versions
 from buckeye.base.storage import read_json
 from buckeye.monitor.metrics import read_run_metrics
@@ -48,9 +48,9 @@ def model_card(
         f"{'An adapter (LoRA) for' if adapter else 'Made from'} {shown} by {_KINDS[kind]} with Buckeye.\n",
         _results(run, choice.info, scores),
         "## Training\n",
-        _table(("", ""), training.items()),
+        markdown_table(("", ""), training.items()),
         "## Versions\n",
-        _table(("", ""), versions().items()),
+        markdown_table(("", ""), versions().items()),
         f"After the export: {verified}.\n",
     ]
     return "\n".join(part for part in parts if part)
@@ -89,9 +89,4 @@ def _results(run: Path, info: CheckpointInfo, scores: Sequence[Score]) -> str:
         losses = metrics.values("validation/val_loss")
         shown = (f"{losses[step]:.4f}" if step in losses else "not measured" for step in (0, info.step))
         rows.append(("Validation loss", *shown))
-    return "## Results\n\n" + _table(("", "before", "after"), rows) if rows else ""
-
-
-def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
+    return "## Results\n\n" + markdown_table(("", "before", "after"), rows) if rows else ""

@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from buckeye.base.columns import markdown_table
 from buckeye.base.storage import read_json, write_file
 from buckeye.envs.base import Environment
 from buckeye.envs.settings import with_variables
@@ -130,26 +131,20 @@ def certificate_page(certificate: Mapping[str, Any], file: str) -> str:
     """Return the certificate as a Markdown page."""
     package, versions = certificate["package"], certificate["versions"]
     rows = [
-        f"| {check['name']} | {check['verdict']} | {_cell(check['detail'])} |"
+        (check["name"], check["verdict"], check["detail"].replace("<", "\\<"))
         for check in certificate["checks"]
     ]
-    tasks = [f"| {split} | {t['count']:,} | `{t['sha256']}` |" for split, t in certificate["tasks"].items()]
+    tasks = [(split, f"{t['count']:,}", f"`{t['sha256']}`") for split, t in certificate["tasks"].items()]
     return "\n".join(
         [
             f"{_PAGE_START}{certificate['environment']['name']}: {certificate['verdict']}",
             "",
-            "| check | verdict | measured |",
-            "|---|---|---|",
-            *rows,
-            "",
+            markdown_table(("check", "verdict", "measured"), rows),
             f"Made on {certificate['date']} with Buckeye {versions['buckeye']} and Python "
             f"{versions['python']}. Version {package['version'] or 'unknown'}, "
             f"{len(package['files'])} files with the hash `{package['sha256']}`.",
             "",
-            "| tasks | number | SHA-256 |",
-            "|---|---|---|",
-            *tasks,
-            "",
+            markdown_table(("tasks", "number", "SHA-256"), tasks),
             f"Compare it with the installed environment: `buckeye env check --verify {file}`",
             "",
         ]
@@ -161,10 +156,6 @@ def _worst(checks: Sequence[Measurement]) -> Verdict:
     found = {check.verdict for check in checks}
     has_sessions = any(check.name == "determinism" and check.verdict != "not run" for check in checks)
     return "fail" if "fail" in found else "warn" if "warn" in found else "pass" if has_sessions else "not run"
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("<", "\\<").replace("\n", " ")
 
 
 def _from_report(report: EnvCheckReport) -> list[Measurement]:

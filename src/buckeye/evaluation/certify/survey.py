@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from buckeye.base.columns import markdown_table
 from buckeye.base.json_lines import printable, read_json_lines
 from buckeye.base.process import ChildProcess, run_program
 from buckeye.base.storage import read_json, write_file
@@ -160,8 +161,7 @@ def _figures(certificate: Mapping[str, Any]) -> dict[str, Any]:
 
 def survey_table(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return the rows as a Markdown table."""
-    table = [_HEADER, ["---"] * len(_HEADER), *(_cells(row["environment"], row) for row in rows)]
-    return "".join(f"| {' | '.join(line)} |\n" for line in table)
+    return markdown_table(_HEADER, (_cells(row["environment"], row) for row in rows))
 
 
 def _cells(env_id: str, row: Mapping[str, Any]) -> list[str]:
@@ -171,9 +171,9 @@ def _cells(env_id: str, row: Mapping[str, Any]) -> list[str]:
     exploit = "none" if best is None else shown_exploit(best)
     return [
         env_id,
-        _cell(f"{certificate['verdict']}: {reason}" if reason else certificate["verdict"]),
+        f"{certificate['verdict']}: {reason}" if reason else certificate["verdict"],
         *(_number(certificate.get(name)) for name in ("baseline", "chance")),
-        _cell(attack.get("error") or exploit),
+        attack.get("error") or exploit,
         *(_number(best and best[name]) for name in ("reward", "baseline")),
         f"{attack.get('gradings', 0):,}",
         _number(certificate.get("processor_ms")),
@@ -188,10 +188,6 @@ def shown_exploit(exploit: Mapping[str, Any]) -> str:
 
 def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.3g}"
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")
 
 
 def _first_error(output: str) -> str:
