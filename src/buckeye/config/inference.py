@@ -108,8 +108,8 @@ class InferenceConfig(BaseConfig):
             )
         if self.model.trust_remote_code:
             yield (
-                "`model.trust_remote_code` has no effect in the embedded engine, which runs only the Qwen3 "
-                "and Llama families"
+                "`model.trust_remote_code` has no effect in the embedded engine, which runs no code from the "
+                "folder of a model"
             )
 
     def conflicts(self) -> Conflicts:
