@@ -1,4 +1,4 @@
-"""Middleware that sends sampled tokens as arrays, and completes prompts of which only new tokens were sent.
+"""Middleware that sends sampled tokens as arrays, and completes prompts whose start was not sent.
 
 vLLM writes JSON with several fields per token, whose decoding costs the client more than all else for a long
 reply. Here, the server decodes it. Buckeye passes this middleware to vLLM as `--middleware
