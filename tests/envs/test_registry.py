@@ -15,6 +15,7 @@ from buckeye.envs.registry import EnvironmentId
 from buckeye.errors import EnvironmentNotFoundError, UsageError
 from buckeye.mcp.environment import is_mcp
 from buckeye.mcp.environment import load_environment as load_mcp_environment
+from buckeye.mcp.sandbox.process_runtimes import server_command
 from buckeye.workers import loading
 from buckeye.workers.loading import load_environment
 from tests.places import ROOT
@@ -252,3 +253,22 @@ def test_tasks_that_are_not_a_list_are_an_error_of_the_environment(refusal):
     with refusal(UsageError) as caught:
         split_names(environment)
     assert caught.value.code == "BK-ENV-TASKS"
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("project = 3", "pyproject.toml:1 (project)"),
+        ("[project]\nname = 'x'\nscripts = ['a']", "pyproject.toml:3 (project.scripts)"),
+        ("tool = []", "pyproject.toml:1 (tool)"),
+        ("[tool]\nbuckeye = 'x'", "pyproject.toml:2 (tool.buckeye)"),
+        ("[project]\nentry-points = 1", "pyproject.toml:2 (project.entry-points)"),
+    ],
+)
+@pytest.mark.parametrize("read", [server_command, lambda folder: load_environment(str(folder))])
+def test_a_project_with_values_in_place_of_tables_is_refused(tmp_path, text, place, read):
+    (tmp_path / "pyproject.toml").write_text(text)
+    with pytest.raises(UsageError) as refused:
+        read(tmp_path)
+    assert refused.value.code == "BK-CONFIG-VALUE"
+    assert refused.value.at.endswith(place)

@@ -9,11 +9,19 @@ from typing import Any
 
 from buckeye.config.line_numbers import json_line_numbers, toml_line_numbers
 from buckeye.config.problems import closest, suggestion
-from buckeye.config.settings import KeyPath, Layer, Location, Settings
+from buckeye.config.settings import MISSING, KeyPath, Layer, Location, Settings
 from buckeye.config.toml_errors import show_position, toml_error
 from buckeye.errors import ConfigError
 
 TOO_DEEP = "lists or tables are nested too deeply"
+
+_PROJECT_TABLES = (
+    ("project",),
+    ("project", "scripts"),
+    ("project", "entry-points"),
+    ("tool",),
+    ("tool", "buckeye"),
+)
 
 
 def read_file(name: str, flag: Location | None = None) -> Settings:
@@ -33,6 +41,21 @@ def read_file(name: str, flag: Location | None = None) -> Settings:
         raise ConfigError(f"cannot read {name}: {TOO_DEEP}", code="BK-CONFIG-SYNTAX") from None
     locations = {path: Location(f"{name}:{line}", Layer.FILE) for path, line in lines.items()}
     return Settings(values, locations)
+
+
+def read_project(file: Path) -> dict[str, Any]:
+    """Return the tables of a `pyproject.toml`. Raise `ConfigError` if one that Buckeye reads is no table."""
+    settings = read_file(str(file))
+    for path in _PROJECT_TABLES:
+        if not isinstance(value := settings.get(path), dict) and value is not MISSING:
+            place, name = settings.locations.get(path), ".".join(path)
+            raise ConfigError(
+                "expected a table",
+                code="BK-CONFIG-VALUE",
+                at=f"{file if place is None else place.text} ({name})",
+                hint=f"write `[{name}]`",
+            )
+    return settings.values
 
 
 def read_text(name: str, at: str | None = None) -> str:

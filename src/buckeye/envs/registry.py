@@ -33,7 +33,7 @@ from packaging.version import InvalidVersion, Version
 
 from buckeye.base.distribution import CODE_FOLDER
 from buckeye.base.user_function import import_file
-from buckeye.config.config_files import hint_for_missing_file, read_file
+from buckeye.config.config_files import hint_for_missing_file, read_project
 from buckeye.config.problems import closest
 from buckeye.envs.base import Environment
 from buckeye.envs.outcome_validation import missing_variable_hint
@@ -316,7 +316,7 @@ def _project_entry_point(folder: Path) -> tuple[str, str]:
     project_file = folder / "pyproject.toml"
     if not project_file.is_file():
         return folder.resolve().name.replace("-", "_"), "load_environment"
-    project = read_file(str(project_file)).values.get("project", {})
+    project = read_project(project_file).get("project", {})
     entry_points = project.get("entry-points", {}).get(ENTRY_POINT_GROUP, {})
     if entry_points:
         module, _, attribute = next(iter(entry_points.values())).partition(":")

@@ -100,7 +100,7 @@ def test_a_reply_is_json_and_what_is_no_action_is_answered():
     errors = [{"loc": ["b"], "msg": "Field required"}]
     answers = [failed("VALIDATION_ERROR", errors=errors), observed({"seen": "a"}, 1.0, True)]
     with game(answers, PAIR) as (url, asked):
-        ((outcome,), (heard,)) = play(url, ["none", '{"a": 1}', 'So: {"a": 1, "b": 2}.'])
+        ((outcome,), (heard,)) = play(url, ["none", '{"a": 1}', '{So} {"a": 2}: {"a": 1, "b": 2}. {'])
     assert heard[0] == f"Reply with a JSON object of this schema: {json.dumps(PAIR)}"
     assert heard[3::2] == ["Not an action: not a JSON object", "Not an action: no: b: Field required"]
     assert [data for kind, data in asked if kind == "step"] == [{"a": 1}, {"a": 1, "b": 2}]

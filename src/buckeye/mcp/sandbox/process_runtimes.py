@@ -17,7 +17,7 @@ from typing import Any
 
 from buckeye.base.process import clean_environment
 from buckeye.base.threads import finish_in_thread
-from buckeye.config.config_files import read_file
+from buckeye.config.config_files import read_project
 from buckeye.errors import BuckeyeError, UsageError
 from buckeye.mcp.fork_server.program import Program
 from buckeye.mcp.sandbox.confine_command import build_confine_spec, sandbox_support
@@ -157,7 +157,7 @@ def server_command(folder: Path) -> list[str]:
             at="--dir",
             hint="use `--command` for other programs",
         )
-    project = read_file(str(file)).values
+    project = read_project(file)
     command: Any = project.get("tool", {}).get("buckeye", {}).get("command")
     if isinstance(command, list) and command and all(isinstance(part, str) for part in command):
         return command

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shutil
 import tempfile
-import tomllib
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -15,7 +14,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from buckeye.base.distribution import need
-from buckeye.errors import UsageError
+from buckeye.config.config_files import read_project
+from buckeye.errors import ConfigError, UsageError
 from buckeye.mcp.client.http_transport import redact_url
 from buckeye.mcp.gateway.settings import split_command
 from buckeye.mcp.tasks.lock_file import (
@@ -237,8 +237,8 @@ def _task_file(folder: Path) -> Path | None:
 
 def _project_name(folder: Path) -> str:
     try:
-        name = tomllib.loads((folder / "pyproject.toml").read_text("utf-8")).get("project", {}).get("name")
-    except (OSError, ValueError):
+        name = read_project(folder / "pyproject.toml").get("project", {}).get("name")
+    except ConfigError:
         name = None
     return name if isinstance(name, str) and name else folder.resolve().name
 

@@ -170,11 +170,7 @@ class OpenEnvEpisode:
     def _action(self, reply: str) -> Any:
         if self._adapter.field:
             return {self._adapter.field: reply}
-        start, end = reply.find("{"), reply.rfind("}")
-        try:
-            return json.loads(reply[start : end + 1])
-        except ValueError:
-            return None
+        return _last_object(reply)
 
     async def _ask(self, kind: str, data: Json) -> Json:
         """Send a request. If the server refused the session, the answer is its error."""
@@ -206,6 +202,18 @@ def _message(data: Json) -> Json:
     texts = [value for value in fields.values() if isinstance(value, str)]
     content = texts[0] if len(texts) == len(fields) == 1 else json.dumps(fields, ensure_ascii=False)
     return {"role": "user", "content": content}
+
+
+def _last_object(text: str) -> Any:
+    """Return the last JSON object in a text, or None. Braces of other text may be around it."""
+    found, at = None, text.find("{")
+    while at >= 0:
+        try:
+            found, end = json.JSONDecoder().raw_decode(text, at)
+        except (ValueError, RecursionError):
+            end = at + 1
+        at = text.find("{", end)
+    return found
 
 
 def _error_text(answer: Json) -> str:
