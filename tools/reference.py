@@ -143,7 +143,7 @@ def models() -> str:
     order = sorted(groups, key=lambda states: (states.count("general"), states.count("refused")))
     parts = [
         _table(
-            ("`model_type`", "engine", "trainer", "LoRA", "QLoRA", "vLLM", "export"),
+            ("`model_type`", "engine", "trainer", "LoRA", "QLoRA", "vLLM", "export", "GGUF"),
             ((", ".join(groups[states]), *states) for states in order),
         ),
         "## Refused\n\n"
@@ -161,6 +161,7 @@ def model_states(family: str) -> Mapping[str, str]:
     from buckeye.errors import InferenceError
     from buckeye.inference.engine.general_spec import general_reasons
     from buckeye.inference.engine.model_fields import complete_config
+    from buckeye.trainer.model.gguf_config import FAMILIES as GGUF_FAMILIES
     from buckeye.trainer.model.trainable import FAMILIES
 
     names, texts = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[family], TEXTS["models"]
@@ -176,6 +177,7 @@ def model_states(family: str) -> Mapping[str, str]:
     if reasons:
         return {"reason": re.sub(r"^model_type is '[^']+'(, |: )", "", reasons[0])}
     trainer = "built-in" if family in FAMILIES else "general"
+    imported = {name for row in GGUF_FAMILIES.values() for name in (row.model_type, row.windowed_type)}
     has_experts = any(config.get(key) for key in config if key.endswith("experts"))
     return {
         "engine": "built-in" if known else "general",
@@ -184,6 +186,7 @@ def model_states(family: str) -> Mapping[str, str]:
         "QLoRA": "refused" if has_experts or not known else trainer,
         "vLLM": _vllm_state(family, texts),
         "export": trainer,
+        "GGUF": "imported" if family in imported else "refused",
     }
 
 

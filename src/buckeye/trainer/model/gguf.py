@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import io
-import logging
-import math
-import re
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -18,16 +15,14 @@ import torch
 from buckeye.base.distribution import need
 from buckeye.base.storage import write_directory
 from buckeye.errors import THIRD_PARTY_ERRORS, BuckeyeError, UsageError, first_line
+from buckeye.trainer.model.gguf_config import FAMILIES, ROPE_TENSORS, Family, model_config
 
 Precision = Literal["auto", "float32", "bfloat16"]
 
-_SHARE = re.compile(r"(\d+)%\|")
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
-_ROPE_FACTORS = "rope_freqs.weight"
-"""Name of the tensor with the factors of rotary frequencies. Llama 3.1 and later have it."""
-_LLAMA3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
-"""Parameters of the rotary frequencies in all published Llama models with factors. Only `factor` differs."""
+_END_TOKENS = ("eos", "eot")
+"""Tokens that end a reply, in the names of settings."""
 
 
 def import_gguf(
@@ -36,8 +31,8 @@ def import_gguf(
     """Write the model in a GGUF file to a model directory. Return the number of parameters.
 
     `report` gets the state of the conversion, because a large file takes minutes. With the precision
-    `auto`, weights are float32 if all weights in the file are, else bfloat16. Raise `UsageError` if
-    transformers cannot read the whole model, or if the directory exists.
+    `auto`, weights are float32 if all weights in the file are, else bfloat16. Raise `UsageError` if a part
+    of the model cannot be read, or if the directory exists.
     """
     need("gguf", "A GGUF file")
     if directory.exists():
@@ -50,21 +45,14 @@ def import_gguf(
     report(f"reading {file}")
     try:
         content = _read_content(file)
-        report(f"converting {content.elements:,} weights and the tokenizer")
-        model, tokenizer = _load(file, content, report)
+        model = _load_model(content, precision, report)
+        report("converting the tokenizer")
+        tokenizer = _load_tokenizer(file, content.architecture, model.config)
     except BuckeyeError:
         raise
     except THIRD_PARTY_ERRORS as error:
-        reason = first_line(error)
-        raise _unsupported_error(file, reason) from error
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    if parameters != content.elements:
-        reason = f"it has {content.elements:,} weights, and the model {parameters:,}"
-        raise _unsupported_error(file, reason)
-    keeps = precision == "float32" or (precision == "auto" and content.is_float32)
-    model = model.to(torch.float32 if keeps else torch.bfloat16)
-    _forget_quantization(model)
-    model.generation_config.eos_token_id = tokenizer.eos_token_id
+        raise _unsupported_error(file, first_line(error)) from error
+    model.generation_config.eos_token_id = content.end_tokens
 
     def fill(target: Path) -> None:
         with contextlib.redirect_stderr(io.StringIO()):  # transformers' progress bars cannot be turned off
@@ -74,12 +62,12 @@ def import_gguf(
     report(f"writing {directory}")
     directory.parent.mkdir(parents=True, exist_ok=True)
     write_directory(directory, fill)
-    return parameters
+    return sum(parameter.numel() for parameter in model.parameters())
 
 
 def _unsupported_error(file: Path, reason: str) -> UsageError:
     return UsageError(
-        f"transformers cannot read {file}: {reason}",
+        f"cannot import {file}: {reason}",
         code="BK-MODEL-UNSUPPORTED",
         hint="use the model's folder in Hugging Face's format",
     )
@@ -101,106 +89,157 @@ def _check_header(file: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Content:
-    """Properties of a GGUF file that transformers does not read, or does not check."""
+    """Model in a GGUF file. The weights are not read yet."""
 
-    elements: int
-    """Number of weights, without the factors of the rotary frequencies."""
-    is_float32: bool
-    head_dim: int | None
-    rope_factors: torch.Tensor | None
+    architecture: str
+    settings: dict[str, Any]
+    """Settings of the architecture, by their names without it."""
+    weights: dict[str, Any]
+    """Tensors of `gguf`, by their names."""
+    factors: dict[str, torch.Tensor]
+    """Factors of the rotary frequencies, by the names of their tensors."""
+    end_tokens: int | list[int] | None
+
+    @property
+    def family(self) -> Family:
+        return FAMILIES[self.architecture]
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {name: tuple(map(int, reversed(t.shape))) for name, t in self.weights.items()}
 
 
 def _read_content(file: Path) -> _Content:
-    from gguf import GGMLQuantizationType, GGUFReader
+    """Read the settings and the list of tensors. Raise `UsageError` if the architecture is not supported."""
+    from gguf import GGUFReader
 
-    reader = GGUFReader(file)
+    class Reader(GGUFReader):  # type: ignore[misc]
+        """Reader that does not accept values outside of the file."""
+
+        def _get(self, offset: int, dtype: Any, count: int = 1, *rest: Any, **options: Any) -> Any:
+            values = super()._get(offset, dtype, count, *rest, **options)
+            if len(values) < count:
+                raise ValueError("it ends too early")
+            return values
+
+    reader = Reader(file)
 
     def value(name: str) -> Any:
         field = reader.get_field(name)
         return None if field is None else field.contents()
 
     architecture = value("general.architecture")
+    if architecture not in FAMILIES:
+        raise UsageError(
+            f"cannot import {file}: the architecture {architecture!r} is not supported",
+            code="BK-MODEL-UNSUPPORTED",
+            hint="use the model's folder in Hugging Face's format. "
+            f"These architectures can be imported: {', '.join(FAMILIES)}",
+        )
     if (value("split.count") or 1) > 1:
         raise UsageError(
             f"{file} is one of {value('split.count')} parts of a model",
             code="BK-MODEL-UNSUPPORTED",
             hint="join the parts: `llama-gguf-split --merge FIRST_PART.gguf MODEL.gguf`",
         )
-    scaling = value(f"{architecture}.rope.scaling.type")
-    if scaling not in (None, "none"):
-        raise _unsupported_error(file, f"the scaling {scaling!r} of its rotary embedding is not supported")
-    weights = {tensor.name: tensor for tensor in reader.tensors}
-    factors = weights.pop(_ROPE_FACTORS, None)
+    start = f"{architecture}."
+    tensors = {tensor.name: tensor for tensor in reader.tensors}
+    found = (value(f"tokenizer.ggml.{name}_token_id") for name in _END_TOKENS)
+    ends = sorted({token for token in found if token is not None})
     return _Content(
-        elements=sum(int(tensor.n_elements) for tensor in weights.values()),
-        is_float32=all(tensor.tensor_type == GGMLQuantizationType.F32 for tensor in weights.values()),
-        head_dim=value(f"{architecture}.attention.key_length"),
-        rope_factors=None if factors is None else torch.tensor(factors.data.copy()),
+        architecture=architecture,
+        settings={name.removeprefix(start): value(name) for name in reader.fields if name.startswith(start)},
+        factors={name: torch.tensor(tensors.pop(name).data) for name in ROPE_TENSORS if name in tensors},
+        weights=tensors,
+        end_tokens=ends if len(ends) > 1 else ends[0] if ends else None,
     )
 
 
-class _Progress(io.StringIO):
-    """Stream that reports the share of transformers' progress bars, which cannot be turned off."""
+def _load_model(content: _Content, precision: Precision, report: Callable[[str], None]) -> Any:
+    """Return the model with all weights of the file."""
+    from gguf import GGMLQuantizationType
+    from transformers import AutoModelForCausalLM
 
-    def __init__(self, report: Callable[[str], None]) -> None:
-        super().__init__()
-        self._report = report
-
-    def write(self, text: str) -> int:
-        if (share := _SHARE.search(text)) is not None:
-            self._report(f"converting the weights: {share[1]} %")
-        return len(text)
-
-
-def _load(file: Path, content: _Content, report: Callable[[str], None]) -> tuple[Any, Any]:
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
-
-    logging.getLogger("transformers").setLevel(logging.ERROR)  # hides the warning about dequantization
-    names = {"pretrained_model_name_or_path": str(file.absolute().parent), "gguf_file": file.name}
-    with contextlib.redirect_stderr(_Progress(report)):
-        tokenizer = AutoTokenizer.from_pretrained(**names, local_files_only=True)
-        config = AutoConfig.from_pretrained(**names, local_files_only=True)
-        if content.head_dim is not None and hasattr(config, "head_dim"):
-            config.head_dim = content.head_dim
-        if content.rope_factors is not None:
-            config.rope_parameters = _llama3_rope(file, config, content.rope_factors)
-        model, loaded = AutoModelForCausalLM.from_pretrained(
-            **names,
-            config=config,
-            dtype=torch.float32,
-            local_files_only=True,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,
-        )
-    if loaded["missing_keys"]:
-        raise _unsupported_error(file, f"it has no weights for {min(loaded['missing_keys'])}")
-    for name, found, expected in sorted(loaded["mismatched_keys"]):
-        raise _unsupported_error(file, f"{name} has the shape {tuple(found)} instead of {tuple(expected)}")
-    for name, parameter in model.named_parameters():
-        if not parameter.isfinite().all():
-            raise _unsupported_error(file, f"{name} has a value that is NaN or infinite")
-    return model, tokenizer
+    if precision == "auto":
+        has_float32 = all(t.tensor_type == GGMLQuantizationType.F32 for t in content.weights.values())
+        precision = "float32" if has_float32 else "bfloat16"
+    config = model_config(content.family, content.settings, content.shapes, content.factors)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, precision))
+    parameters = dict(model.named_parameters())
+    sources = _find_sources(content, config.num_hidden_layers, parameters)
+    total, done, weights = sum(p.numel() for p in parameters.values()), 0, {}
+    for name, parameter in parameters.items():
+        report(f"converting the weights: {100 * done // total} %")
+        weights[name] = _read_weights(content, config, sources[name]).to(parameter.dtype)
+        done += parameter.numel()
+    model.load_state_dict(weights, strict=False, assign=True)
+    model.tie_weights()
+    return model
 
 
-def _llama3_rope(file: Path, config: Any, factors: torch.Tensor) -> dict[str, Any]:
-    """Return transformers' rotary parameters for `factors`. Raise `UsageError` if they are not Llama's."""
-    theta, factor = config.rope_parameters["rope_theta"], float(factors.max())
-    wavelengths = 2 * math.pi * theta ** (torch.arange(len(factors)) / len(factors))
-    low, high = _LLAMA3_ROPE["low_freq_factor"], _LLAMA3_ROPE["high_freq_factor"]
-    rotations = _LLAMA3_ROPE["original_max_position_embeddings"] / wavelengths
-    share = ((rotations - low) / (high - low)).clamp(0, 1)  # 1 is unchanged, 0 is divided by `factor`
-    if not torch.allclose(1 / ((1 - share) / factor + share), factors.float(), rtol=1e-3):
-        raise _unsupported_error(file, f"the factors in {_ROPE_FACTORS} are not those of Llama 3")
-    return {"rope_type": "llama3", "rope_theta": theta, "factor": factor, **_LLAMA3_ROPE}
+def _find_sources(
+    content: _Content, layers: int, parameters: Mapping[str, torch.Tensor]
+) -> dict[str, list[str]]:
+    """Return the names of the tensors that each parameter of the model consists of.
 
-
-def _forget_quantization(model: Any) -> None:
-    """Remove the quantization settings of a model, so that transformers can save it.
-
-    The weights of the model are already dequantized.
+    Raise `ValueError` unless the file has them all, in the shapes of the model, and no other tensors.
     """
-    for name in ("quantization_config", "_pre_quantization_dtype"):
-        if hasattr(model.config, name):
-            delattr(model.config, name)
-    model.is_quantized = False
-    model.hf_quantizer = None
+    from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
+
+    (architecture,) = (key for key, name in MODEL_ARCH_NAMES.items() if name == content.architecture)
+    names, shapes = get_tensor_name_map(architecture, layers), content.shapes
+    sources: dict[str, list[str]] = {}
+    for name, parameter in parameters.items():
+        module, _, kind = name.rpartition(".")
+        if kind not in ("weight", "bias"):  # experts
+            module, kind = name, "weight"
+        parts = [module]
+        if module.endswith("experts.gate_up_proj"):
+            parts = [module.replace("gate_up_proj", part) for part in ("gate_proj", "up_proj")]
+        sources[name] = [f"{names.get_name(part)}.{kind}" for part in parts]
+        if not shapes.keys() >= set(sources[name]):
+            raise ValueError(f"it has no weights for {name}")
+        first, *more = (shapes[source] for source in sources[name])
+        found = (first[0], sum(shape[1] for shape in (first, *more)), *first[2:]) if more else first
+        if found != tuple(parameter.shape):
+            raise ValueError(f"{name} has the shape {found} instead of {tuple(parameter.shape)}")
+    if extra := shapes.keys() - {source for found in sources.values() for source in found}:
+        raise ValueError(f"the model has no place for its tensor {min(extra)}")
+    return sources
+
+
+def _read_weights(content: _Content, config: Any, sources: list[str]) -> torch.Tensor:
+    """Return the weights in `sources`, as the model of transformers has them."""
+    from gguf import dequantize
+
+    parts = []
+    for name in sources:
+        tensor = content.weights[name]
+        values = torch.tensor(dequantize(tensor.data, tensor.tensor_type))
+        if not values.isfinite().all():
+            raise ValueError(f"{name} has a value that is NaN or infinite")
+        if content.family.pairs_neighbors and (".attn_q." in name or ".attn_k." in name):
+            heads = config.num_attention_heads if ".attn_q." in name else config.num_key_value_heads
+            values = values.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
+        if content.family.adds_one and name.endswith("norm.weight"):
+            values = values - 1
+        parts.append(values)
+    return torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]
+
+
+def _load_tokenizer(file: Path, architecture: str, config: Any) -> Any:
+    """Return the tokenizer in the file.
+
+    transformers chooses the class of the tokenizer, but only for architectures that it can import itself.
+    """
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+    from transformers.integrations import GGUF_CONFIG_MAPPING
+
+    chooses = not GGUF_CONFIG_MAPPING.keys().isdisjoint((architecture, config.model_type))
+    kind = AutoTokenizer if chooses else PreTrainedTokenizerFast
+    folder = str(file.absolute().parent)
+    tokenizer = kind.from_pretrained(folder, gguf_file=file.name, local_files_only=True)
+    if len(tokenizer) > config.vocab_size:
+        raise ValueError(f"it has {len(tokenizer)} tokens, and embeddings of {config.vocab_size}")
+    return tokenizer
