@@ -1,4 +1,4 @@
-"""llama.cpp and its converter, which test the import of GGUF files. They run in processes of their own."""
+"""llama.cpp and its converter, which test the import of GGUF files. Each runs in a separate process."""
 
 import json
 import os

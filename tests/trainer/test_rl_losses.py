@@ -4,10 +4,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from transformers import Qwen3Config
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import Qwen3Config, Qwen3MoeConfig
 
 from buckeye.errors import UsageError
 from buckeye.trainer.rl import run_trainer
+from tests.inference.conftest import make_engine
 from tests.trainer.rl_runs import put, records
 from tests.trainer.trainer_config import trainer_config
 
@@ -111,3 +114,46 @@ def test_invalid_custom_loss_is_refused_before_the_model_is_loaded(tmp_path, ref
     loss = {"type": "custom", "import_path": "no_such_module:loss"}
     with refusal(UsageError):
         run_trainer(trainer_config(tmp_path / "no-model", tmp_path, loss=loss))
+
+
+@pytest.fixture
+def near_ties(build_model):
+    """Two models whose routers differ by 1e-5, so that half of the experts' choices do, and nothing else."""
+    models = []
+    for sign in (1, -1):
+        folder = build_model(
+            Qwen3MoeConfig,
+            num_experts=4,
+            num_experts_per_tok=1,
+            norm_topk_prob=True,
+            moe_intermediate_size=24,
+        )
+        tensors = load_file(folder / "model.safetensors")
+        generator = torch.Generator().manual_seed(0)
+        for name, values in tensors.items():
+            if name.endswith("mlp.gate.weight"):
+                noise = torch.randn(values[::2].shape, generator=generator)
+                values[1::2] = values[::2] + sign * 1e-5 * noise
+            elif ".experts." in name:
+                values *= 10
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+        models.append(folder)
+    return models
+
+
+def test_mismatch_shows_tokens_with_other_experts(tmp_path, near_ties, batches):
+    """The engine computed the same model, or one that chooses other experts where two are nearly equal."""
+    found = []
+    for number, engine in enumerate(near_ties):
+        decoder = make_engine(engine).decoder
+        samples = [
+            replace(sample, logprobs=np.float32([0, *decoder.prompt_logprobs(sample.token_ids.tolist())]))
+            for sample in batches[0].samples
+        ]
+        output = tmp_path / str(number)
+        put(output, [replace(batches[0], samples=tuple(samples))])
+        run_trainer(trainer_config(near_ties[0], output, max_steps=1))
+        found.append(records(output)[0]["mismatch_kl_fresh"])
+    same, other = found
+    assert same < 1e-6
+    assert other > 1e-3, other

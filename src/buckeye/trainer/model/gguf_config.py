@@ -27,7 +27,7 @@ class Family:
     adds_one: bool = False
     """1 was added to the weights of norms."""
     required: tuple[str, ...] = ()
-    """Settings for which llama.cpp and transformers have different defaults."""
+    """llama.cpp and transformers have different defaults for these settings."""
 
 
 FAMILIES = {
@@ -138,7 +138,7 @@ def model_config(
 
 
 def _says_something(name: str, value: Any) -> bool:
-    """Return True unless other settings or tensors imply the setting. For llama.cpp, 0 is no setting."""
+    """Return True unless other settings or tensors imply the setting. llama.cpp ignores a 0."""
     return name not in _IMPLIED and (value is False or value != 0)
 
 
