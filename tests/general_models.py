@@ -120,8 +120,8 @@ _FIXED = (
 )
 _EXCLUDED = (
     "is_causal",
-    "keep_window_size",  # the largest length of a sample
-    "slow_but_exact",  # computes with the weights of layers, so an adapter has no effect
+    "keep_window_size",  # limits the length of samples to fewer tokens than tests have
+    "slow_but_exact",  # refused together with `pretraining_tp`
 )
 _ROPES = (
     {"rope_type": "linear", "factor": 2.0},

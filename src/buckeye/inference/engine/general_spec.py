@@ -102,6 +102,8 @@ def _file_reasons(config: Mapping[str, Any]) -> Iterator[str]:
         yield "the weights are quantized (quantization_config)"
     if config.get("is_causal") is False or config.get("use_bidirectional_attention"):
         yield "its attention is not causal"
+    if config.get("slow_but_exact") and config.get("pretraining_tp") not in (None, 1):
+        yield "slow_but_exact is True: its layers ignore adapters"
     names = config.get("architectures") or ()
     heads = [name for name in names if not any(part in str(name) for part in _HEADS)]
     if heads:

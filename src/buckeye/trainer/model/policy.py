@@ -277,6 +277,9 @@ def load_policy(
             code="BK-MODEL-DAMAGED",
             hint="download or copy the model again, with its config.json",
         )
+    for module in model.modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):  # else passes without a gradient round the scales
+            module.support_avx512bf16_for_cpu = False
     if is_quantized:  # a tensor that is a view of the mapped file would keep all its pages in memory
         for parameter in filter(torch.is_floating_point, model.parameters()):
             parameter.data = parameter.data.clone()
