@@ -1,12 +1,14 @@
 """Compare Buckeye with TRL's GRPOTrainer on this machine's CPU: one model, one task, one batch, in turn.
 
-    python benchmarks/vs_trl.py [--only parity latency target] [--rounds 3] [--steps 16] [--quick]
+    python benchmarks/vs_trl.py [--model 3.4M] [--only parity latency target] [--rounds 3] [--quick]
+    python benchmarks/vs_trl.py --model 135M --only parity --contenders CONTENDER CONTENDER
 
-Both train the same weights (Qwen3, 4 layers x 256, 3.4 M parameters) with AdamW on 8 prompts x 8 answers of
-at most 64 tokens per step. TRL generates with transformers, and runs in float32 and in bfloat16; the better
-one counts. It has a separate environment, `.cache/venvs/trl`, which is made if missing.
+Both train the same random weights with AdamW on the same prompts, with answers of at most 64 tokens.
+`SIZES` has the number of prompts and steps of each model. TRL generates with transformers, and runs in
+float32 and in bfloat16; the better one counts. It has a separate environment, `.cache/venvs/trl`, which is
+made if missing.
 
-    parity   seconds per step and memory
+    parity   seconds per step and memory; also as results/vs_trl_MODEL.json, without --quick
     latency  seconds per step when each answer waits for its environment (0.5 s median, log-normal, sigma 0.8)
     target   seconds until the mean reward of a batch reaches the target, several seeds
 """
@@ -14,8 +16,10 @@ one counts. It has a separate environment, `.cache/venvs/trl`, which is made if 
 from __future__ import annotations
 
 import argparse
+import datetime
 import itertools
 import json
+import math
 import os
 import signal
 import statistics
@@ -27,22 +31,42 @@ import threading
 import time
 import venv
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import psutil
+from inference_models import MODELS, make_model
 
 from buckeye.monitor.metrics import read_run_metrics
-from buckeye.trainer.model.tiny import TinySize, make_tiny_model
+from buckeye.trainer.model.tiny import TinySize, make_tiny_model, train_tokenizer
 
 HERE = Path(__file__).parent
 TRL_VENV = HERE.parent / ".cache" / "venvs" / "trl"
 TRL_REQUIREMENTS = ("trl>=1.16,<1.17", "torch==2.13.0")
 RUN_SECONDS = 1800.0
-WARM_UP = 4
-PROMPTS, GROUP, TOKENS = 8, 8, 64
+RESULTS = HERE / "results"
+TOKENS, QUICK_TOKENS = 64, 8
+TINY = TinySize(vocab_size=1024, layers=4, hidden=256)
 CORPUS = ("argparse", "typing", "inspect", "subprocess", "difflib", "datetime", "optparse")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Size:
+    """Work of a step for a model, and steps of a run. The first `warm_up` steps are not measured."""
+
+    prompts: int
+    group: int
+    steps: int
+    warm_up: int
+
+
+SIZES = {
+    "3.4M": Size(prompts=8, group=8, steps=16, warm_up=4),
+    "135M": Size(prompts=8, group=8, steps=4, warm_up=1),
+    "0.5B": Size(prompts=4, group=4, steps=4, warm_up=1),
+}
+QUICK = Size(prompts=2, group=4, steps=2, warm_up=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,11 +90,12 @@ class Result:
     rewards: list[float] = field(default_factory=list)
     walls: list[float] = field(default_factory=list)
     memory: float = 0.0
+    warm_up: int = 0
 
     @property
     def step_seconds(self) -> float:
         """Median seconds of a step after the warm-up."""
-        return statistics.median(self.seconds[WARM_UP:] or self.seconds)
+        return statistics.median(self.seconds[self.warm_up :] or self.seconds)
 
     def reached(self, target: float) -> float | None:
         """Return the seconds until a batch had this mean reward, or None."""
@@ -124,11 +149,11 @@ class Bench:
     def __init__(self, folder: Path, args: argparse.Namespace) -> None:
         self.folder = folder
         self.args = args
-        self.model = folder / "model"
-        texts = [Path(sysconfig.get_path("stdlib"), f"{m}.py").read_text("utf-8") for m in CORPUS]
-        size = TinySize(vocab_size=1024, layers=4, hidden=256)
-        parameters = make_tiny_model(self.model, texts="\n".join(texts).splitlines(), size=size, seed=0)
-        print(f"# {parameters / 1e6:.2f} M parameters, {PROMPTS} x {GROUP} answers of {TOKENS} tokens a step")
+        self.size = QUICK if args.quick else SIZES[args.model]
+        self.tokens = QUICK_TOKENS if args.quick else TOKENS
+        self.model = _make_model(args.model, folder)
+        answers = f"{self.size.prompts} x {self.size.group} answers of {self.tokens} tokens"
+        print(f"# {args.model} parameters, {answers} a step")
 
     def parity(self) -> None:
         """Print seconds per step and memory, synchronous and one step ahead."""
@@ -143,6 +168,8 @@ class Bench:
         }
         results = self._rounds(contenders)
         self._table("Compute parity", results)
+        if not self.args.quick:
+            self._write(results)
 
     def latency(self) -> None:
         """Print seconds per step with slow environments, at most two steps stale."""
@@ -172,7 +199,24 @@ class Bench:
                 shown = [f"{value:.1f} s" if value else "not reached" for value in (trl, own)]
                 print(f"| {letters} >= {target} | {seed} | {shown[0]} | {shown[1]} | {ratio} |", flush=True)
 
+    def _write(self, results: dict[str, list[Result]]) -> None:
+        """Write the seconds of all steps, and the memory, of each contender and round."""
+        record = {
+            "date": f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}",
+            "model": self.args.model,
+            "cores": len(os.sched_getaffinity(0)),
+            "tokens": self.tokens,
+            **asdict(self.size),
+            "seconds": {name: [run.seconds for run in runs] for name, runs in results.items()},
+            "memory_gb": {name: [run.memory for run in runs] for name, runs in results.items()},
+        }
+        path = RESULTS / f"vs_trl_{self.args.model}.json"
+        path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
     def _rounds(self, contenders: dict[str, Callable[[], Result]]) -> dict[str, list[Result]]:
+        if unknown := sorted({*self.args.contenders} - contenders.keys()):
+            sys.exit(f"unknown contenders {unknown}; known: {', '.join(map(repr, contenders))}")
+        contenders = {n: run for n, run in contenders.items() if n in (self.args.contenders or contenders)}
         results: dict[str, list[Result]] = {name: [] for name in contenders}
         for turn in range(self.args.rounds):
             for name in list(contenders)[:: 1 if turn % 2 == 0 else -1]:
@@ -181,7 +225,10 @@ class Bench:
         return results
 
     def _table(self, title: str, results: dict[str, list[Result]]) -> None:
-        best = min(_median(r.step_seconds for r in runs) for name, runs in results.items() if "TRL" in name)
+        best = min(
+            (_median(r.step_seconds for r in runs) for name, runs in results.items() if "TRL" in name),
+            default=math.nan,
+        )
         print(
             f"\n## {title}\n\n| | seconds a step | of TRL's best | memory (PSS), GB |\n|---|---:|---:|---:|"
         )
@@ -194,9 +241,9 @@ class Bench:
         settings = {
             "task": work.task,
             "letters": work.letters,
-            "prompts": PROMPTS,
-            "group": GROUP,
-            "tokens": TOKENS,
+            "prompts": self.size.prompts,
+            "group": self.size.group,
+            "tokens": self.tokens,
             "steps": work.steps,
             "lr": work.lr,
             "latency": work.latency,
@@ -206,7 +253,7 @@ class Bench:
         given = [word for key, value in settings.items() for word in (f"--{key}", str(value))]
         command = [str(TRL_VENV / "bin" / "python"), str(HERE / "vs_trl_peer.py"), str(self.model)]
         output, memory = _run([*command, *given, *flags], self.folder / "trl.log")
-        result = Result(memory=memory)
+        result = Result(memory=memory, warm_up=self.size.warm_up)
         for line in output.splitlines():
             if line.startswith("{"):
                 record = json.loads(line)
@@ -232,7 +279,7 @@ class Bench:
 
         command = [str(Path(sys.executable).with_name("rl")), "@", str(config)]
         _, memory = _run(command, directory / "log", enough=reached)
-        return _read_run(metrics, memory)
+        return replace(_read_run(metrics, memory), warm_up=self.size.warm_up)
 
     def _config(self, work: Workload, level: int, dtype: str, output: Path) -> dict[str, Any]:
         args = {"task": work.task, "letters": work.letters, "seed": work.seed, "latency": work.latency}
@@ -248,15 +295,40 @@ class Bench:
                 "optim": {"type": "adamw", "lr": work.lr, "weight_decay": 0.0},
             },
             "orchestrator": {
-                "batch_size": PROMPTS * GROUP,
-                "rollouts_per_example": GROUP,
+                "batch_size": self.size.prompts * self.size.group,
+                "rollouts_per_example": self.size.group,
                 "seed": work.seed,
                 "advantage": {"std_norm": "local"},
-                "sampling": {"max_tokens": TOKENS},
+                "sampling": {"max_tokens": self.tokens},
                 "env": [{"id": str(HERE / "letters.py"), "args": args}],
             },
             "inference": {"max_num_seqs": 256, "model": {"max_model_len": 256, "dtype": dtype}},
         }
+
+
+def _make_model(name: str, folder: Path) -> Path:
+    """Write a random model with a tokenizer of its vocabulary size, and return its directory."""
+    texts = [Path(sysconfig.get_path("stdlib"), f"{m}.py").read_text("utf-8") for m in CORPUS]
+    lines = "\n".join(texts).splitlines()
+    if name == "3.4M":
+        make_tiny_model(folder / "model", texts=lines, size=TINY, seed=0)
+        return folder / "model"
+    directory = make_model(folder, name)
+    tokenizer = train_tokenizer(lines, vocab_size=TINY.vocab_size)
+    tokenizer._tokenizer = _with_words(tokenizer._tokenizer, MODELS[name]["vocab_size"])
+    tokenizer.save_pretrained(directory)
+    return directory
+
+
+def _with_words(tokenizer: Any, count: int) -> Any:
+    """Return a tokenizer with `count` tokens. The new ones are words that no text is split into."""
+    content = json.loads(tokenizer.to_str())
+    vocabulary = content["model"]["vocab"]
+    words = ("".join(letters) for letters in itertools.product("etaoinsrhldcu", repeat=5))
+    new = (word for word in words if word not in vocabulary)
+    first = tokenizer.get_vocab_size()
+    vocabulary |= {word: index for index, word in zip(range(first, count), new, strict=False)}
+    return type(tokenizer).from_str(json.dumps(content))
 
 
 def _read_run(metrics: Path, memory: float) -> Result:
@@ -318,13 +390,18 @@ def _arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parts = ("parity", "latency", "target")
+    parser.add_argument("--model", choices=list(SIZES), default="3.4M", help="number of parameters")
     parser.add_argument("--only", nargs="+", choices=parts, default=list(parts), help="which comparisons")
+    parser.add_argument("--contenders", nargs="+", default=[], help="rows of the table; default: all")
     parser.add_argument("--rounds", type=int, default=3, help="runs of every contender")
-    parser.add_argument("--steps", type=int, default=16, help="optimizer steps of a run")
-    parser.add_argument("--quick", action="store_true", help="one round of few steps, to see that it works")
+    parser.add_argument("--steps", type=int, help="optimizer steps of a run; default: see SIZES")
+    parser.add_argument(
+        "--quick", action="store_true", help="one round of few steps and tokens, to see that it works"
+    )
     args = parser.parse_args()
+    args.steps = args.steps or SIZES[args.model].steps
     if args.quick:
-        args.rounds, args.steps = 1, 6
+        args.rounds, args.steps = 1, QUICK.steps
     return args
 
 
