@@ -206,7 +206,7 @@ class Bench:
             "model": self.args.model,
             "cores": len(os.sched_getaffinity(0)),
             "tokens": self.tokens,
-            **asdict(self.size),
+            **asdict(self.size) | {"steps": self.args.steps},
             "seconds": {name: [run.seconds for run in runs] for name, runs in results.items()},
             "memory_gb": {name: [run.memory for run in runs] for name, runs in results.items()},
         }

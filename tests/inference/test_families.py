@@ -266,7 +266,6 @@ SERVED = {
     "num_key_value_heads": 1,
     "head_dim": 32,
     "vocab_size": TOKENS,
-    "attention_multiplier": 0.1,  # with the default of 1, float32 differs from float64 by up to 2e-3
 }
 """Sizes that vLLM computes on a CPU. Its smallest heads have 32 dimensions."""
 
@@ -290,6 +289,9 @@ async def test_vllm_agrees_with_the_trainer(family, adapted, tokenizer, tmp_path
     known = known_fields(family)
     config = {key: value for key, value in (SMALL | SERVED).items() if key in known}
     first, second = (save(family, config, tmp_path / name, seed=n) for n, name in enumerate(("a", "b")))
+    if family == "granite":  # it does not scale scores by default, and float32 rounds large ones by 2e-3
+        for model in (first, second):
+            _shrink_queries(model)
     tokenizer.save_pretrained(first.directory)
     settings = {"backend": "vllm", "vllm_python": str(found.python), "max_num_seqs": 4}
     settings |= {"max_lora_rank": 4} if adapted else {}
@@ -310,6 +312,13 @@ async def test_vllm_agrees_with_the_trainer(family, adapted, tokenizer, tmp_path
                 text = torch.tensor([5, 6, 7, *reply.token_ids])
                 expected = model.logits(text)[2:-1].log_softmax(-1).gather(1, text[3:, None])[:, 0]
                 assert torch.tensor(reply.logprobs) == near(expected)
+
+
+@torch.no_grad()
+def _shrink_queries(model: Saved) -> None:
+    for layer in model.reference.model.layers:
+        layer.self_attn.q_proj.weight.mul_(0.1)
+    model.reference.save_pretrained(model.directory)
 
 
 REFUSED = {
