@@ -44,7 +44,7 @@ def read_file(name: str, flag: Location | None = None) -> Settings:
 
 
 def read_project(file: Path) -> dict[str, Any]:
-    """Return the tables of a `pyproject.toml`. Raise `ConfigError` if one that Buckeye reads is no table."""
+    """Return the tables of a `pyproject.toml`. Raise `ConfigError` for another value in place of a table."""
     settings = read_file(str(file))
     for path in _PROJECT_TABLES:
         if not isinstance(value := settings.get(path), dict) and value is not MISSING:
