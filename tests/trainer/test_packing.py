@@ -23,6 +23,11 @@ def test_pack(lengths, capacity):
     loads = [sum(lengths[i] for i in b) for b in bins]
     assert all(0 < load <= capacity for load in loads)
     assert sum(load <= capacity / 2 for load in loads) <= 1  # two half-empty bins would have been merged
+    place = {index: number for number, members in enumerate(bins) for index in members}
+    room = [capacity] * len(bins)
+    for index in sorted(place, key=lambda i: (-lengths[i], i)):
+        assert place[index] == next(i for i, left in enumerate(room) if left >= lengths[index])
+        room[place[index]] -= lengths[index]
 
 
 def test_pack_by_hand():

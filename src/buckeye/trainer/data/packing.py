@@ -109,19 +109,20 @@ def _plan_padded_bins(lengths: Sequence[int], capacity: int, pair_cost: float) -
 def pack(lengths: Sequence[int], capacity: int) -> list[list[int]]:
     """Return the indices of `lengths` in bins with a sum of at most `capacity`, by first-fit decreasing.
 
-    No length may exceed `capacity`.
+    No length may exceed `capacity`. A tree over the bins finds the first one with room in O(log n).
     """
-    bins: list[list[int]] = []
-    free: list[int] = []
+    leaves = 1 << max(0, len(lengths) - 1).bit_length()
+    room = [capacity] * (2 * leaves)  # node i has the larger room of its children 2i and 2i + 1
+    bins: list[list[int]] = [[] for _ in lengths]
     for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
-        slot = next((i for i, room in enumerate(free) if room >= lengths[index]), None)
-        if slot is None:
-            bins.append([index])
-            free.append(capacity - lengths[index])
-        else:
-            bins[slot].append(index)
-            free[slot] -= lengths[index]
-    return bins
+        node = 1
+        while node < leaves:
+            node = 2 * node if room[2 * node] >= lengths[index] else 2 * node + 1
+        bins[node - leaves].append(index)
+        room[node] -= lengths[index]
+        while node := node // 2:
+            room[node] = max(room[2 * node], room[2 * node + 1])
+    return [members for members in bins if members]
 
 
 def distribute(costs: Sequence[float], ranks: int) -> list[list[int]]:
