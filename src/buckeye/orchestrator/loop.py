@@ -375,6 +375,7 @@ class Orchestrator:
         self, step: int, collected: CollectedGroups, collector: GroupCollector, metrics: dict[str, float]
     ) -> None:
         tokens = sum(r.total_tokens for g in collected.groups for r in g.scored)
+        by_environment = await asyncio.to_thread(collected.environment_metrics)
         unaccounted = collector.unaccounted
         metrics |= {
             "perf/throughput": self.throughput.add(tokens, metrics["time/step"]),
@@ -391,7 +392,7 @@ class Orchestrator:
             **{f"groups/dropped_{reason}": n for reason, n in collected.dropped.items()},
             **collector.metrics(),
             **self.collection.record(collected),
-            **collected.environment_metrics(),
+            **by_environment,
             **self.client.metrics(),
             **({} if self.workers is None else self.workers.metrics()),
         }
