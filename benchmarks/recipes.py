@@ -25,7 +25,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.vs_trl import Peak
+from benchmarks.peak_memory import Peak
 
 from buckeye import runs
 from buckeye.monitor.intervals import student_quantile

@@ -27,7 +27,6 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-import threading
 import time
 import venv
 from collections.abc import Callable, Iterable
@@ -35,8 +34,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import psutil
 from inference_models import MODELS, make_model
+from peak_memory import Peak
 
 from buckeye.monitor.metrics import read_run_metrics
 from buckeye.trainer.model.tiny import TinySize, make_tiny_model, train_tokenizer
@@ -100,36 +99,6 @@ class Result:
     def reached(self, target: float) -> float | None:
         """Return the seconds until a batch had this mean reward, or None."""
         return next((w for w, r in zip(self.walls, self.rewards, strict=True) if r >= target), None)
-
-
-class Peak(threading.Thread):
-    """Peak memory (PSS, GB) of a process and its children, checked twice a second."""
-
-    def __init__(self, pid: int) -> None:
-        super().__init__(daemon=True)
-        self._root = psutil.Process(pid)
-        self._done = threading.Event()
-        self.peak = 0.0
-
-    def run(self) -> None:
-        """Watch until `stop`."""
-        while not self._done.wait(0.5):
-            self.peak = max(self.peak, self._held())
-
-    def stop(self) -> float:
-        """Stop watching, and return the peak."""
-        self._done.set()
-        self.join()
-        return self.peak
-
-    def _held(self) -> float:
-        total = 0.0
-        try:
-            for process in (self._root, *self._root.children(recursive=True)):
-                total += process.memory_full_info().pss / 1e9
-        except psutil.Error:  # a process has just ended
-            return 0.0
-        return total
 
 
 def main() -> int:
