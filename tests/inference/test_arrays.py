@@ -104,6 +104,18 @@ def test_a_prefix_that_is_not_kept_is_refused(http, prefix, status):
     assert reply.status_code == status
 
 
+def with_client(server, chat_model, use):
+    """Return the result of `use(client)`."""
+
+    async def run():
+        model = str(chat_model.directory)
+        async with InferenceClient([server.url], api_key=KEY_OF_SERVERS, timeout=HANG, model=model) as client:
+            await client.wait_ready(10)
+            return await use(client)
+
+    return asyncio.run(run())
+
+
 @pytest.fixture
 def bodies(monkeypatch):
     """Bodies of the requests for tokens."""
@@ -119,19 +131,16 @@ def bodies(monkeypatch):
 
 
 def test_a_later_turn_sends_only_its_new_tokens(server, chat_model, bodies):
-    async def use():
-        model = str(chat_model.directory)
-        async with InferenceClient([server.url], api_key=KEY_OF_SERVERS, timeout=HANG, model=model) as client:
-            await client.wait_ready(10)
-            session = client.session()
-            first = await session.generate(IDS, PARAMS)
-            whole = [*IDS, *first.token_ids, 8, 9]
-            second = await session.generate(whole, PARAMS)
-            third = await session.generate([*whole[:-1], 1], PARAMS)  # does not continue the second turn
-            await client.session().generate(whole, PARAMS)
-            return whole, second, await client.generate(whole, PARAMS), third
+    async def use(client):
+        session = client.session()
+        first = await session.generate(IDS, PARAMS)
+        whole = [*IDS, *first.token_ids, 8, 9]
+        second = await session.generate(whole, PARAMS)
+        await session.generate([*whole[:-1], 1], PARAMS)  # does not continue the second turn
+        await client.session().generate(whole, PARAMS)
+        return whole, second, await client.generate(whole, PARAMS)
 
-    whole, second, alone, _ = asyncio.run(use())
+    whole, second, alone = with_client(server, chat_model, use)
     assert second == alone
     assert [len(body["token_ids"]) for body in bodies] == [70, 2, 78, 78, 78]
     assert bodies[1]["prefix"] == {"request_id": bodies[0]["request_id"], "tokens": 76}
@@ -223,11 +232,19 @@ def test_another_reply_of_vllm_stays_as_it_is(status, reply):
     assert got == (status, "application/json", json.dumps(reply).encode())
 
 
-@pytest.mark.parametrize("body", [[], {}, {"token_ids": 3}, {"token_ids": [1], "prefix": 3}])
+@pytest.mark.parametrize("body", [[], {}, {"token_ids": 3}, {"prefix": 3}])
 def test_vllm_reports_malformed_requests(body):
     seen = []
     ask(vllm_app(seen, status=400, reply={"error": 1}), body)
     assert len(seen) == 1
+
+
+@pytest.mark.parametrize("prefix", [3, {}, {"request_id": "a", "tokens": 0}, {"request_id": 1, "tokens": 1}])
+def test_an_invalid_prefix_never_reaches_vllm(prefix):
+    """vLLM ignores unknown fields: it would continue the new tokens alone."""
+    seen = []
+    assert ask(vllm_app(seen), request([1], prefix=prefix))[0] == 400
+    assert seen == []
 
 
 # Arrays and kept prompts by themselves.
@@ -283,16 +300,13 @@ def test_a_server_that_dropped_a_prompt_gets_it_again(server, chat_model, bodies
             body = json.dumps(fields).encode()
         return await send(self, method, route, body)
 
-    async def use():
-        model = str(chat_model.directory)
-        async with InferenceClient([server.url], api_key=KEY_OF_SERVERS, timeout=HANG, model=model) as client:
-            await client.wait_ready(10)
-            session = client.session()
-            first = await session.generate(IDS, PARAMS)
-            whole = [*IDS, *first.token_ids, 8, 9]
-            return await session.generate(whole, PARAMS), await client.generate(whole, PARAMS)
+    async def use(client):
+        session = client.session()
+        first = await session.generate(IDS, PARAMS)
+        whole = [*IDS, *first.token_ids, 8, 9]
+        return await session.generate(whole, PARAMS), await client.generate(whole, PARAMS)
 
     monkeypatch.setattr(Connections, "request", forget)
-    again, alone = asyncio.run(use())
+    again, alone = with_client(server, chat_model, use)
     assert again == alone
     assert [len(body["token_ids"]) for body in bodies] == [70, 2, 78, 78]

@@ -184,7 +184,7 @@ async def _respond(
                 choice.advance()
     if reply.has_arrays and accepts_arrays(request.scope["headers"]):
         arrays = [choice.arrays() for choice in choices]
-        if len(choices) == 1:
+        if reply.is_named and len(choices) == 1:
             service.kept_prompts.keep(reply.request_id, reply.prompts[0], arrays[0].token_ids)
         return Response(msgspec.msgpack.encode(arrays), media_type=ARRAYS_TYPE)
     return json_response(reply.full_reply(choices))

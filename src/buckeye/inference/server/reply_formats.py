@@ -117,6 +117,8 @@ class ReplyFormat(ABC):
         *,
         top_logprobs: int | None,
     ) -> None:
+        self.is_named = body.request_id is not None
+        """True if the client chose the `request_id`, so that later requests can name this one."""
         self.request_id = body.request_id or f"{self.id_prefix}-{uuid.uuid4().hex}"
         self.with_usage = body.stream_options is not None and body.stream_options.include_usage
         """True if the last event of a stream has the number of tokens (`usage`)."""

@@ -7,7 +7,6 @@ buckeye_vllm_arrays.Arrays`.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
@@ -21,7 +20,6 @@ _Receive = Callable[[], Awaitable[_Message]]
 _Send = Callable[[_Message], Awaitable[None]]
 
 _ROUTE = "/inference/v1/generate"
-_DROPPED = "the start of the prompt is not kept any more: send the whole prompt"
 
 
 class Arrays:
@@ -38,17 +36,22 @@ class Arrays:
             await self._app(scope, receive, send)
             return
         body = await _read_body(receive)
-        fields, prompt, prefix = {}, [], None
         try:
             fields = msgspec.json.decode(body)
             prompt, prefix = fields["token_ids"], fields.pop("prefix", None)
-            if prefix is not None:
-                prompt = self._kept.prompt(msgspec.convert(prefix, _types.Prefix), prompt)
-        except (KeyError, TypeError, AttributeError, msgspec.MsgspecError):
-            prefix = None  # vLLM reports the error
+        except (KeyError, TypeError, AttributeError, msgspec.DecodeError):
+            await self._app(scope, _sent_again(body, receive), send)  # vLLM reports the error
+            return
         if prefix is not None:
+            try:
+                prompt = self._kept.prompt(msgspec.convert(prefix, _types.Prefix), prompt)
+            except (TypeError, msgspec.ValidationError) as error:
+                await _refuse(send, 400, f"invalid prefix: {error}")
+                return
             if prompt is None:
-                await _respond(send, 410, json.dumps({"error": {"message": _DROPPED}}).encode())
+                await _refuse(
+                    send, 410, "the start of the prompt is not kept any more: send the whole prompt"
+                )
                 return
             body = msgspec.json.encode({**fields, "token_ids": prompt})
             length = (b"content-length", str(len(body)).encode())
@@ -71,16 +74,11 @@ class Arrays:
     ) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
         """Return the status, the headers and the body of vLLM's reply."""
         sent: list[_Message] = []
-        bodies = iter([{"type": "http.request", "body": body, "more_body": False}])
-
-        async def receive_body() -> _Message:
-            message = next(bodies, None)
-            return await receive() if message is None else message
 
         async def collect(message: _Message) -> None:
             sent.append(message)
 
-        await self._app(scope, receive_body, collect)
+        await self._app(scope, _sent_again(body, receive), collect)
         start, *parts = sent
         return start["status"], start["headers"], b"".join(part.get("body", b"") for part in parts)
 
@@ -92,6 +90,21 @@ async def _read_body(receive: _Receive) -> bytes:
         body += message.get("body", b"")
         if not message.get("more_body"):
             return body
+
+
+def _sent_again(body: bytes, receive: _Receive) -> _Receive:
+    """Return a function that receives a body that was read already, and then later messages."""
+    bodies = iter([{"type": "http.request", "body": body, "more_body": False}])
+
+    async def receive_body() -> _Message:
+        message = next(bodies, None)
+        return await receive() if message is None else message
+
+    return receive_body
+
+
+async def _refuse(send: _Send, status: int, message: str) -> None:
+    await _respond(send, status, msgspec.json.encode({"error": {"message": message}}))
 
 
 async def _respond(
