@@ -12,27 +12,27 @@ from buckeye.errors import TransportError
 from buckeye.trainer import batch_receiver
 from buckeye.trainer.batch_receiver import BatchReceiver
 from buckeye.trainer.parallel.ranks import Ranks
-from buckeye.transport.batches import Batch, Sample, pack_samples, write_batch
+from buckeye.transport.batches import Batch, BatchDamageError, Sample, write_batch
 from tests.waiting import HANG
 
 ME = RunIdentity(run_id="run", attempt=1)
 
 
 class OtherRanks:
-    """Ranks as seen by one that is not the first; `answer` is the value of the other ranks."""
+    """Ranks as seen by rank 1. `answers` are the values of the other ranks, in the order of the calls."""
 
-    is_rank_zero = False
-    world_size = 2
+    rank, world_size, is_rank_zero = 1, 2, False
 
-    def __init__(self, answer: int) -> None:
-        self.answer = answer
+    def __init__(self, root, *answers: int) -> None:
+        self.root = root
+        self.answers = list(answers)
 
     def max(self, value: int) -> int:
-        return max(value, self.answer)
+        return max(value, self.answers.pop(0))
 
     def broadcast(self, data: bytes | None) -> bytes:
         assert data is None
-        return pack_samples(_batch(step=0).samples)
+        return (self.root / "step_0" / "header.msgpack").read_bytes()
 
 
 def _receiver(root, *, ranks=None, timeout=0.2) -> BatchReceiver:
@@ -46,6 +46,7 @@ def _receiver(root, *, ranks=None, timeout=0.2) -> BatchReceiver:
         stop=StopFlag(),
         timeout_seconds=timeout,
         check=lambda: None,
+        share=lambda batch: batch.samples,
     )
 
 
@@ -96,9 +97,9 @@ def test_damaged_batch_without_a_rewrite_ends_the_wait(tmp_path, monkeypatch, re
 
 def test_repeatedly_damaged_batch_ends_the_wait(tmp_path, monkeypatch):
     def damaged(root, step, *, identity):
-        raise TransportError("SHA-256 differs")
+        raise BatchDamageError("SHA-256 differs")
 
-    monkeypatch.setattr(batch_receiver, "read_batch", damaged)
+    monkeypatch.setattr(batch_receiver, "read_header", damaged)
     with pytest.raises(TransportError, match="SHA-256"):
         _receiver(tmp_path, timeout=HANG).next_batch(0)
 
@@ -112,13 +113,32 @@ def test_batches_of_other_runs_are_not_read(tmp_path):
     assert raised.value.code == "BK-RUN-STALLED"
 
 
-def test_other_ranks_receive_the_batch_from_rank_zero(tmp_path):
-    ready, stop, failed = 1, 2, 3
-    batch = _receiver(tmp_path, ranks=OtherRanks(ready)).next_batch(0)
+WAIT, READY, STOP, FAILED = range(4)
+
+
+def test_other_ranks_follow_rank_zero(tmp_path):
+    _put(tmp_path)
+    batch = _receiver(tmp_path, ranks=OtherRanks(tmp_path, WAIT, READY, 0)).next_batch(0)
     assert batch is not None
-    assert len(batch.samples) == 1
-    assert batch.samples[0].token_ids.tolist() == _batch(step=0).samples[0].token_ids.tolist()
-    assert _receiver(tmp_path, ranks=OtherRanks(stop)).next_batch(0) is None
+    assert [sample.token_ids.tolist() for sample in batch.samples] == [[0, 0]]
+    assert _receiver(tmp_path, ranks=OtherRanks(tmp_path, STOP)).next_batch(0) is None
     with pytest.raises(TransportError) as raised:
-        _receiver(tmp_path, ranks=OtherRanks(failed)).next_batch(0)
+        _receiver(tmp_path, ranks=OtherRanks(tmp_path, FAILED)).next_batch(0)
     assert raised.value.code == "BK-BATCH"
+
+
+def test_damage_that_another_rank_finds_makes_all_ranks_wait_again(tmp_path):
+    _put(tmp_path)
+    damaged, intact = 1, 0
+    ranks = OtherRanks(tmp_path, READY, damaged, WAIT, READY, intact)
+    assert _receiver(tmp_path, ranks=ranks).next_batch(0) is not None
+    assert ranks.answers == []
+
+
+def test_damage_that_only_another_rank_finds_ends_the_wait_the_third_time(tmp_path, refusal):
+    _put(tmp_path)
+    ranks = OtherRanks(tmp_path, *[READY, 1] * 3, FAILED)
+    with refusal(TransportError) as raised:
+        _receiver(tmp_path, ranks=ranks).next_batch(0)
+    assert raised.value.code == "BK-BATCH"
+    assert ranks.answers == []

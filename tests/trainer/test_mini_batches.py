@@ -17,10 +17,8 @@ from buckeye.trainer.mini_batches import mini_batches
 from buckeye.transport.batches import (
     Batch,
     Sample,
-    pack_samples,
     read_batch,
     read_trained_batch,
-    unpack_samples,
 )
 from buckeye.transport.checkpoint import list_checkpoints
 from tests.trainer.ranks import SCRIPT, launch
@@ -74,11 +72,6 @@ def test_one_mini_batch_is_the_batch_and_no_mini_batch_is_without_a_group():
     assert list(mini_batches(batch, count=1, epochs=2, seed=0)) == [batch, batch]
     assert sorted(_groups(batch, count=8)) == [[5, 5], [6]]
     assert _groups(_batch(), count=8) == [[]]
-
-
-def test_groups_travel_with_the_batch():
-    packed = pack_samples(_batch(0, 0, 7).samples)
-    assert [sample.group for sample in unpack_samples(packed)] == [0, 0, 7]
 
 
 @pytest.fixture

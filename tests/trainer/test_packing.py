@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from buckeye.errors import TransportError
 from buckeye.trainer.data.packing import distribute, pack, plan_bins, prefix_groups
+from buckeye.transport.batch_header import UnreadTokens, order_tokens
 
 # few token ids, so that samples also share prefixes by chance
 batches = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=20), max_size=25)
@@ -60,6 +61,32 @@ def test_prefix_groups_have_equal_prefixes(samples):
         for member in family.members:
             assert len(arrays[member]) > family.prefix
             assert np.array_equal(arrays[member][: family.prefix], first[: family.prefix])
+
+
+@given(batches, st.data())
+def test_prefix_groups_from_the_order_of_a_batch_equal_those_from_tokens(samples, data):
+    """Some sequences are not of the batch. Samples of the batch that are left out change no group."""
+    order = order_tokens(_arrays(samples))
+    chosen = data.draw(
+        st.lists(st.sampled_from(range(len(samples))), unique=True) if samples else st.just([])
+    )
+    others = data.draw(batches)
+    read = _arrays([*(samples[i] for i in chosen), *others])
+    unread = [
+        UnreadTokens(length=len(tokens), rank=order.ranks[i], order=order, read=lambda tokens=tokens: tokens)
+        for i, tokens in zip(chosen, read, strict=False)
+    ]
+    assert prefix_groups([*unread, *_arrays(others)]) == prefix_groups(read)
+
+
+def test_a_batch_is_planned_without_its_tokens():
+    group = _arrays([[1, 2, 3, 4, n, n] for n in range(4)])
+    order = order_tokens(group)
+    unread = [
+        UnreadTokens(length=len(tokens), rank=rank, order=order, read=pytest.fail)
+        for tokens, rank in zip(group, order.ranks, strict=True)
+    ]
+    assert plan_bins(unread, 11) == plan_bins(group, 11)
 
 
 @given(batches, st.integers(20, 60))

@@ -9,11 +9,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from safetensors.numpy import load
 
 from buckeye.base import storage
 from buckeye.base.process import RunIdentity
 from buckeye.errors import TransportError
-from buckeye.transport.batches import Batch, Sample, read_batch, remove_batch, write_batch
+from buckeye.transport.batches import (
+    Batch,
+    BatchDamageError,
+    Sample,
+    open_batch,
+    read_batch,
+    read_header,
+    read_samples,
+    remove_batch,
+    write_batch,
+)
 
 ME = RunIdentity(run_id="run", attempt=1)
 FIELDS = ("token_ids", "loss_mask", "logprobs", "versions", "advantages")
@@ -45,6 +56,7 @@ def samples(draw) -> Sample:
         versions=draw(ints),
         advantages=draw(floats),
         temperature=draw(st.floats(0.1, 2.0)),
+        group=draw(st.integers(0, 9)),
     )
 
 
@@ -60,7 +72,8 @@ def test_round_trip(tmp_path_factory, written):
     assert batch.orchestrator_state == state
     assert len(batch.samples) == len(written)
     for read, sample in zip(batch.samples, written, strict=True):
-        assert read.temperature == sample.temperature
+        assert (read.temperature, read.group) == (sample.temperature, sample.group)
+        assert read.facts == sample.facts
         for name in FIELDS:
             assert getattr(read, name).dtype == getattr(sample, name).dtype
             assert np.array_equal(getattr(read, name), getattr(sample, name))
@@ -99,9 +112,42 @@ def test_damage_is_an_error(tmp_path, refusal):
     (directory / "batch.safetensors").unlink()
     with refusal(TransportError):
         read_batch(tmp_path, 0, identity=ME)
+    header = (directory / "header.msgpack").read_bytes()
+    (directory / "header.msgpack").write_bytes(header[:-1])
+    with refusal(TransportError):
+        read_batch(tmp_path, 0, identity=ME)
+    (directory / "header.msgpack").unlink()
+    with refusal(TransportError):
+        read_batch(tmp_path, 0, identity=ME)
     (directory / "manifest.json").write_text(json.dumps({"run_id": "run"}))
     with refusal(TransportError):
         read_batch(tmp_path, 0, identity=ME)
+
+
+def test_only_the_used_samples_are_read_and_verified(tmp_path):
+    three = Batch(step=0, samples=tuple(make_sample(n) for n in (3, 4, 5)), orchestrator_state={})
+    data = write_batch(tmp_path, three, identity=ME) / "batch.safetensors"
+    content = bytearray(data.read_bytes())
+    content[-6] ^= 1  # the last of the 4 loss masks of the second sample
+    data.write_bytes(content)
+    header, state = read_header(tmp_path, 0, identity=ME)
+    first, second, third = open_batch(tmp_path, 0, header, state).samples
+    read_samples([third, first])
+    assert (first.loss_mask.tolist(), third.token_ids.tolist()) == ([False, True, True], [0, 1, 2, 3, 4])
+    assert (second.facts.length, second.facts.trained_tokens) == (4, 3)
+    with pytest.raises(BatchDamageError, match="sample 1 ") as raised:
+        read_samples([second])
+    assert raised.value.code == "BK-BATCH"
+    with pytest.raises(BatchDamageError):
+        second.token_ids.sum()
+
+
+def test_data_file_is_in_safetensors_format(tmp_path):
+    directory = write_batch(tmp_path, ONE, identity=ME)
+    columns = load((directory / "batch.safetensors").read_bytes())
+    assert columns["lengths"].tolist() == [3]
+    assert columns["token_ids"].tolist() == [0, 1, 2]
+    assert columns["loss_mask"].tolist() == [False, True, True]
 
 
 @pytest.mark.parametrize("name", FIELDS)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -16,37 +17,28 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from buckeye.base import heartbeat
-from buckeye.base.faults import fault_point
 from buckeye.config.losses import LossConfig
 from buckeye.config.trainer import TrainerConfig
 from buckeye.errors import UsageError
 from buckeye.trainer.data.chat_data import ChatSample
-from buckeye.trainer.data.packing import (
-    Bin,
-    PackedMicroBatch,
-    Tokens,
-    distribute,
-    pack_micro_batch,
-    plan_bins,
-)
-from buckeye.trainer.learner import Learner, Work
+from buckeye.trainer.data.packing import PackedMicroBatch, pack_micro_batch
+from buckeye.trainer.learner import Learner
 from buckeye.trainer.losses.base import LossInputs
 from buckeye.trainer.losses.policy_gradient import divisor, needs_every_sample, statistic_names, total_loss
 from buckeye.trainer.losses.statistics import averages
 from buckeye.trainer.losses.supervised import SupervisedSamples
-from buckeye.trainer.micro_batch_size import is_out_of_memory
+from buckeye.trainer.micro_batches import run_micro_batches
 from buckeye.trainer.model.adapter_files import merge_adapter_into
 from buckeye.trainer.model.experts import load_metrics
 from buckeye.trainer.parallel.fsdp import offloads, shard_policy
 from buckeye.trainer.parallel.shards import fill_policy, prepare_policy
-from buckeye.transport.batches import Batch, Sample
+from buckeye.transport.batch_header import Tokens, UnreadTokens
+from buckeye.transport.batches import Batch, Sample, read_samples
 
 logger = logging.getLogger(__name__)
 
 _PROBED_SAMPLES = 8
 _SUPERVISED_SUMS = ("supervised/loss", "supervised/tokens")
-_OUT_OF_MEMORY = "out of memory"  # key of the number of ranks that ran out of memory
 
 ReferenceLogprobs = Callable[[PackedMicroBatch, Tensor], Tensor]
 """Function that returns the log-probs [N] of a row's targets under the reference model, without gradient. Its
@@ -90,20 +82,19 @@ class BatchLoss:
         The loss of `supervised` samples is added. They share micro-batches with the rollouts.
         """
         loss = self._config.loss
-        trained = [int(s.loss_mask.sum()) for s in batch.samples]
+        trained = [s.facts.trained_tokens for s in batch.samples]
         scale = divisor(trained, loss, seq_len=self._config.seq_len)
         known = frozenset(self._computed)
         self.first_update = self.first_update if known else tuple(map(id, samples))
         self._computed.update(map(id, samples))
         version = batch.step + bool(known)
         chats = supervised.samples if supervised is not None else ()
-        every: Sequence[Sample | ChatSample] = (*samples, *chats)
 
         def work(indices: Sequence[int]) -> Mapping[str, float]:
             rollouts = [samples[i] for i in indices if i < len(samples)]
             others = [chats[i - len(samples)] for i in indices if i >= len(samples)]
             inputs, chat_logprobs = self._inputs(rollouts, version, others)
-            counts = [int(sample.loss_mask.sum()) for sample in rollouts]
+            counts = [sample.facts.trained_tokens for sample in rollouts]
             for sample, values in zip(rollouts, inputs.logprobs.detach().split(counts), strict=True):
                 if id(sample) not in known:
                     self.logprobs[id(sample)] = values
@@ -120,8 +111,12 @@ class BatchLoss:
             values = torch.stack([total.detach(), *statistics.values()]).tolist()
             return dict(zip(("loss", *statistics), values, strict=True))
 
-        token_ids = [s.token_ids for s in every]
-        sums = run_micro_batches(self._learner, token_ids, work, ("loss", *self._sums))
+        def read(indices: Sequence[int]) -> None:
+            read_samples(samples[i] for i in indices if i < len(samples))
+
+        sums = run_micro_batches(
+            self._learner, tokens_of(samples, supervised), work, ("loss", *self._sums), read=read
+        )
         total = sums.pop("loss")
         self._sums = {name: self._sums[name] + value for name, value in sums.items()}
         return total
@@ -138,7 +133,8 @@ class BatchLoss:
             **averages({name: self._sums[name] for name in self._names}),
             **staleness(batch),
             **self._expert_metrics(),
-            "zero_advantage_share": 1.0 - sum(map(has_advantage, batch.samples)) / max(1, len(batch.samples)),
+            "zero_advantage_share": 1.0
+            - sum(s.facts.has_advantage for s in batch.samples) / max(1, len(batch.samples)),
         }
 
     def _expert_metrics(self) -> dict[str, float]:
@@ -153,8 +149,9 @@ class BatchLoss:
         `update/logprob_change` is the root mean square of the changes d of the tokens' log-probs, in nats.
         `update/agreement` is the cosine between d and the advantages A: sum(A d) / sqrt(sum(A^2) sum(d^2)).
         """
-        before = np.split(self.gather_logprobs(samples), np.cumsum([int(s.loss_mask.sum()) for s in samples]))
-        chosen = [i for i, sample in enumerate(samples) if has_advantage(sample)]
+        ends = np.cumsum([sample.facts.trained_tokens for sample in samples])
+        before = np.split(self.gather_logprobs(samples), ends)
+        chosen = [i for i, sample in enumerate(samples) if sample.facts.has_advantage]
         chosen = chosen[: max(1, min(_PROBED_SAMPLES, len(chosen) // 8))]
 
         def work(indices: Sequence[int]) -> Mapping[str, float]:
@@ -166,9 +163,12 @@ class BatchLoss:
             sums = [float((a * b).double().sum()) for a, b in pairs]
             return dict(zip(("tokens", "dd", "aa", "da"), (float(len(change)), *sums), strict=True))
 
+        def read(indices: Sequence[int]) -> None:
+            read_samples(samples[chosen[i]] for i in indices)
+
         with torch.no_grad():
-            token_ids = [samples[i].token_ids for i in chosen]
-            sums = run_micro_batches(self._learner, token_ids, work, ("tokens", "dd", "aa", "da"))
+            tokens = [samples[i].tokens for i in chosen]
+            sums = run_micro_batches(self._learner, tokens, work, ("tokens", "dd", "aa", "da"), read=read)
         if not sums["tokens"]:
             return {}
         sizes = math.sqrt(sums["dd"] * sums["aa"])
@@ -183,7 +183,7 @@ class BatchLoss:
         The log-probs are in the order of the samples. A token that no rank computed has NaN. All ranks must
         call this method.
         """
-        counts = [int(sample.loss_mask.sum()) for sample in samples]
+        counts = [sample.facts.trained_tokens for sample in samples]
         local = torch.full((sum(counts),), math.nan)
         for sample, part in zip(samples, local.split(counts), strict=True):
             if id(sample) in self.logprobs:
@@ -207,7 +207,7 @@ class BatchLoss:
         temperatures = torch.tensor(by_sample, device=policy.device)[row.sequences]
         reference = None if self._reference is None else self._reference(row, temperatures)
         logprobs, entropies = policy(row, temperatures)
-        count = sum(int(s.loss_mask.sum()) for s in samples)
+        count = sum(s.facts.trained_tokens for s in samples)
         if reference is not None:
             reference = reference[:count]
         inputs = _loss_inputs(
@@ -216,58 +216,21 @@ class BatchLoss:
         return inputs, logprobs[count:]
 
 
-def run_micro_batches(
-    learner: Learner,
-    token_ids: Sequence[Tokens],
-    work: Callable[[Sequence[int]], Mapping[str, float]],
-    names: Sequence[str],
-) -> dict[str, float]:
-    """Pack samples into bins, and call `work` with the sample indices of each bin of this rank.
-
-    `work` returns a value for each of the `names`. Return the sums of these values over all bins of all
-    ranks.
-
-    All ranks of a sharded model must run equally many forward passes. So a rank with fewer bins runs empty
-    rows, without calling `work`. When memory runs out, all ranks clear the gradient and start again with
-    smaller bins. Raise `RunError` if bins cannot be smaller, or if the model is sharded.
-    """
-    size, device = learner.micro_batch_size, learner.policy.device
-    longest = max(map(len, token_ids), default=0)
-    while True:
-        # with bins of at most this many tokens, every rank has a bin
-        rank_share = -(-sum(map(len, token_ids)) // learner.ranks.dp_size)
-        capacity = min(size.capacity(longest), max(rank_share, longest))
-        bins = plan_bins(
-            token_ids, capacity, pair_cost=learner.policy.pair_cost, padded=learner.policy.padded
-        )
-        largest = max((b.tokens for b in bins), default=0)
-        sums = _run_bins(learner, bins, work, names)
-        if sums[_OUT_OF_MEMORY] and learner.ranks.mesh is not None:
-            # Raises `RunError`, because a rank of a sharded model cannot retry without the other ranks.
-            size.halve(largest, longest, device=device)
-        sums = learner.ranks.sum(sums)
-        if not sums.pop(_OUT_OF_MEMORY):
-            break
-        learner.clear_gradients()
-        size.halve(largest, longest, device=device)
-    if torch.is_grad_enabled():
-        learner.work += Work(tokens=sum(b.tokens for b in bins), cost=sum(b.cost for b in bins))
-    return sums
-
-
 def samples_to_train(batch: Batch, config: LossConfig) -> list[Sample]:
     """Return the samples that have a gradient.
 
     A sample with only zero advantages has no gradient, unless the loss has a KL or entropy term or is custom.
     Omitting the sample saves its forward pass. Statistics always include only samples with an advantage.
     """
-    is_needed = (lambda s: bool(s.loss_mask.any())) if needs_every_sample(config) else has_advantage
-    return [s for s in batch.samples if is_needed(s)]
+    if needs_every_sample(config):
+        return [s for s in batch.samples if s.facts.trained_tokens]
+    return [s for s in batch.samples if s.facts.has_advantage]
 
 
-def has_advantage(sample: Sample) -> bool:
-    """Return True if any trained token has a non-zero advantage."""
-    return bool(sample.advantages[sample.loss_mask].any())
+def tokens_of(samples: Sequence[Sample], supervised: SupervisedSamples | None) -> list[Tokens | UnreadTokens]:
+    """Return the token sequences of an update, in the order in which it numbers them."""
+    chats = supervised.samples if supervised is not None else ()
+    return [*(s.tokens for s in samples), *(s.token_ids for s in chats)]
 
 
 def staleness(batch: Batch) -> dict[str, float]:
@@ -276,18 +239,17 @@ def staleness(batch: Batch) -> dict[str, float]:
     The staleness of a token is the step minus the version of the weights that sampled the token. Only samples
     with an advantage count.
     """
-    trained = [s.versions[s.loss_mask] for s in batch.samples if has_advantage(s)]
-    versions = np.concatenate(trained or [np.zeros(0, np.int32)])
-    if not len(versions):
+    counts = Counter[int]()
+    for sample in batch.samples:
+        if sample.facts.has_advantage:
+            counts.update({batch.step - version: n for version, n in sample.facts.versions.items()})
+    tokens = counts.total()
+    if not tokens:
         return {}
-    ages, counts = np.unique(batch.step - versions, return_counts=True)
     return {
-        "staleness_mean": float(ages @ counts / len(versions)),
-        "staleness_max": int(ages[-1]),
-        **{
-            f"staleness_share_{age}": float(count / len(versions))
-            for age, count in zip(ages, counts, strict=True)
-        },
+        "staleness_mean": sum(age * n for age, n in counts.items()) / tokens,
+        "staleness_max": max(counts),
+        **{f"staleness_share_{age}": n / tokens for age, n in sorted(counts.items())},
     }
 
 
@@ -309,56 +271,6 @@ def load_reference(config: TrainerConfig, learner: Learner) -> ReferenceLogprobs
         reference = _load_frozen_reference(name or model.name, adapter, config, learner)
     learner.reference_forwards.append(reference)
     return reference
-
-
-def _run_bins(
-    learner: Learner,
-    bins: Sequence[Bin],
-    work: Callable[[Sequence[int]], Mapping[str, float]],
-    names: Sequence[str],
-) -> dict[str, float]:
-    """Call `work` for each bin of this rank, and sum the results. `_OUT_OF_MEMORY` is 1 if memory ran out."""
-    shares = distribute([b.cost for b in bins], learner.ranks.dp_size)
-    rank_bins = shares[learner.ranks.dp_rank]
-    logger.debug(
-        "%d samples in %d bins, %d tokens to compute; %d bins on this rank",
-        sum(len(b.indices) for b in bins),
-        len(bins),
-        sum(b.tokens for b in bins),
-        len(rank_bins),
-    )
-    sums = dict.fromkeys((*names, _OUT_OF_MEMORY), 0.0)
-    try:
-        with learner.policy.cast_weights():
-            for number, index in enumerate(rank_bins, start=1):
-                heartbeat.report(f"computes micro-batch {number} of {len(rank_bins)}")
-                fault_point("trainer.oom")
-                for name, value in work(bins[index].indices).items():
-                    sums[name] += value
-            if learner.ranks.mesh is not None:
-                for _ in range(max(map(len, shares)) - len(rank_bins)):
-                    _run_empty_pass(learner)
-    except RuntimeError as error:
-        if not is_out_of_memory(error):
-            raise
-        logger.warning("%s", str(error).partition("\n")[0])
-        sums[_OUT_OF_MEMORY] = 1.0
-    return sums
-
-
-def _run_empty_pass(learner: Learner) -> None:
-    """Run a forward and a backward pass with a gradient of zero, because the other ranks run one too."""
-    row = pack_micro_batch([np.zeros(1, np.int32)], [np.zeros(1, np.bool_)], learner.policy.device)
-    temperatures = torch.ones(0, device=learner.policy.device)
-    loads = learner.policy.expert_loads
-    loads.real = torch.zeros(1, dtype=torch.bool, device=learner.policy.device)
-    for reference_forward in learner.reference_forwards:
-        reference_forward(row, temperatures)
-    logprobs, entropies = learner.policy(row, temperatures)
-    zero = logprobs.sum() + entropies.sum()
-    if zero.requires_grad:
-        zero.backward()
-    loads.real = None
 
 
 def _loss_inputs(

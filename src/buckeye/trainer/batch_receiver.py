@@ -1,25 +1,29 @@
-"""Receiver of batches: rank 0 reads the next batch, and broadcasts it to all ranks of the trainer."""
+"""Receiver of batches: rank 0 broadcasts the header of the next batch, and each rank reads its samples."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
+from typing import Any
 
 from buckeye.base import heartbeat
 from buckeye.base.process import RunIdentity, StopFlag
 from buckeye.base.storage import step_directory
 from buckeye.errors import BuckeyeError, TransportError
+from buckeye.trainer.micro_batches import read_together
 from buckeye.trainer.parallel.ranks import Ranks
 from buckeye.trainer.quarantine import quarantine_batch
 from buckeye.transport.batches import (
     Batch,
-    pack_samples,
-    read_batch,
-    unpack_samples,
+    BatchDamageError,
+    Sample,
+    open_batch,
+    read_header,
+    read_samples,
 )
 
 logger = logging.getLogger(__name__)
@@ -29,6 +33,8 @@ _AGREE_SECONDS = 1.0
 _REPORT_SECONDS = 60.0
 _REWRITE_SECONDS = 60.0
 _MAX_DAMAGED = 3
+
+_Header = tuple[bytes, Mapping[str, Any]]  # encoded header, and the orchestrator's state
 
 
 class _PollResult(IntEnum):
@@ -45,19 +51,23 @@ class _Wait:
     """State of the wait for one batch.
 
     `damaged` has the times at which a damaged batch was found. All times are on the monotonic clock.
+    `failure` is the error of a batch that was damaged too often.
     """
 
     step: int
     deadline: float
     damaged: list[float] = field(default_factory=list)
+    failure: BatchDamageError | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BatchReceiver:
-    """Receiver of batches from the directory `root`. Rank 0 reads, and all ranks get equal results.
+    """Receiver of batches from the directory `root`, which all ranks share.
 
-    A damaged batch is moved to `skipped`. The orchestrator detects that the batch is missing, and writes it
-    again. `check` raises an error if waiting makes no sense, because publishing has failed.
+    Rank 0 waits for the batch. Then each rank reads the samples that `share` returns for it. If any rank
+    finds damage, no rank gets the batch, and it is moved to `skipped`. The orchestrator detects that the
+    batch is missing, and writes it again. `check` raises an error if waiting makes no sense, because
+    publishing has failed.
     """
 
     root: Path
@@ -67,9 +77,12 @@ class BatchReceiver:
     stop: StopFlag
     timeout_seconds: float
     check: Callable[[], None]
+    share: Callable[[Batch], Iterable[Sample]]
 
     def next_batch(self, step: int) -> Batch | None:
         """Return the batch of `step`, or None if any rank received a stop request.
+
+        The samples of other ranks are not in memory. On other ranks, `orchestrator_state` is empty.
 
         Raise `TransportError` if the batch does not arrive within `timeout_seconds`, or is damaged three
         times. Raise the error of `check`.
@@ -79,7 +92,7 @@ class BatchReceiver:
         started = reported = time.monotonic()
         wait = _Wait(step, started + self.timeout_seconds)
         while True:
-            result, batch, error = self._poll(wait)
+            result, header, error = self._poll(wait)
             result = _PollResult(self.ranks.max(result))
             if result == _PollResult.FAILED:
                 raise error or TransportError(
@@ -90,7 +103,10 @@ class BatchReceiver:
             if result == _PollResult.STOP:
                 return None
             if result == _PollResult.READY:
-                return self._share_batch(batch, step)
+                batch, damage = self._receive(header, step)
+                if damage is None:
+                    return batch
+                self._reject(wait, damage)
             if time.monotonic() - reported >= _REPORT_SECONDS:
                 reported = time.monotonic()
                 logger.info(
@@ -101,46 +117,64 @@ class BatchReceiver:
                     self.timeout_seconds,
                 )
 
-    def _poll(self, wait: _Wait) -> tuple[_PollResult, Batch | None, BuckeyeError | None]:
-        """Poll for the batch for up to one second. Ranks other than rank 0 only check for a stop request."""
+    def _poll(self, wait: _Wait) -> tuple[_PollResult, _Header | None, BuckeyeError | None]:
+        """Poll for the header for up to one second. Ranks other than rank 0 only check for a stop request."""
         until = time.monotonic() + _AGREE_SECONDS
         while True:
             if self.stop.requested:
                 return _PollResult.STOP, None, None
             if not self.ranks.is_rank_zero:
-                return _PollResult.WAIT, None, None
+                return _PollResult.WAIT, None, wait.failure
             try:
                 self.check()
-                batch = self._read(wait)
+                header = self._read(wait)
             except BuckeyeError as error:
                 return _PollResult.FAILED, None, error
-            if batch is not None:
-                return _PollResult.READY, batch, None
+            if header is not None:
+                return _PollResult.READY, header, None
             if time.monotonic() > wait.deadline:
                 return _PollResult.FAILED, None, self._timeout_error(wait.step)
             if time.monotonic() >= until:
                 return _PollResult.WAIT, None, None
             time.sleep(_POLL_SECONDS)
 
-    def _read(self, wait: _Wait) -> Batch | None:
-        """Return the batch, or None if it is missing. Move a damaged batch to `skipped` and return None."""
-        try:
-            batch = read_batch(self.root, wait.step, identity=self.identity)
-        except TransportError as error:
-            wait.damaged.append(time.monotonic())
-            if len(wait.damaged) == _MAX_DAMAGED:
-                raise
-            logger.warning("Waiting for the orchestrator to write batch %d again: %s", wait.step, error)
-            quarantine_batch(self.skipped, step_directory(self.root, wait.step))
-            return None
-        if batch is None and wait.damaged and time.monotonic() - wait.damaged[-1] >= _REWRITE_SECONDS:
+    def _read(self, wait: _Wait) -> _Header | None:
+        """Return the header, or None if it is missing or damaged. Raise the final error of the wait."""
+        header = None
+        if wait.failure is None:
+            try:
+                header = read_header(self.root, wait.step, identity=self.identity)
+            except BatchDamageError as error:
+                self._reject(wait, error)
+        if wait.failure is not None:
+            raise wait.failure
+        if header is None and wait.damaged and time.monotonic() - wait.damaged[-1] >= _REWRITE_SECONDS:
             raise TransportError(
                 f"batch {wait.step} in {self.root} was damaged, and was not written again within "
                 f"{_REWRITE_SECONDS:g} s",
                 code="BK-BATCH",
                 hint="see the orchestrator's log",
             )
-        return batch
+        return header
+
+    def _receive(self, header: _Header | None, step: int) -> tuple[Batch, BatchDamageError | None]:
+        """Open the batch whose header rank 0 has, and read this rank's samples.
+
+        If any rank finds damage, also return an error on all ranks.
+        """
+        data, state = header or (None, {})
+        batch = open_batch(self.root, step, self.ranks.broadcast(data), state)
+        return batch, read_together(self.ranks, lambda: read_samples(self.share(batch)))
+
+    def _reject(self, wait: _Wait, error: BatchDamageError) -> None:
+        """Move a damaged batch to `skipped`, so that it is written again; the last time, keep it."""
+        wait.damaged.append(time.monotonic())
+        if len(wait.damaged) >= _MAX_DAMAGED:
+            wait.failure = error
+            return
+        logger.warning("Waiting for the orchestrator to write batch %d again: %s", wait.step, error)
+        if self.ranks.is_rank_zero:
+            quarantine_batch(self.skipped, step_directory(self.root, wait.step))
 
     def _timeout_error(self, step: int) -> TransportError:
         return TransportError(
@@ -148,10 +182,3 @@ class BatchReceiver:
             code="BK-RUN-STALLED",
             hint="see the orchestrator's log, or raise trainer.batch_timeout",
         )
-
-    def _share_batch(self, batch: Batch | None, step: int) -> Batch:
-        """Return the batch of rank 0 on all ranks. On other ranks, its `orchestrator_state` is empty."""
-        if self.ranks.world_size == 1 and batch is not None:
-            return batch
-        data = self.ranks.broadcast(None if batch is None else pack_samples(batch.samples))
-        return batch or Batch(step=step, samples=unpack_samples(data), orchestrator_state={})

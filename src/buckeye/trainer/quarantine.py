@@ -11,11 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
-
 from buckeye.base import storage
 from buckeye.base.process import RunIdentity
-from buckeye.transport.batches import Batch, Sample, write_batch
+from buckeye.transport.batches import Batch, BatchDamageError, Sample, write_batch
 
 logger = logging.getLogger(__name__)
 
@@ -35,11 +33,16 @@ CAUSES = {
 def write_skipped_samples(root: Path, batch: Batch, identity: RunIdentity) -> None:
     """Write a batch of untrained samples to the directory `<root>/step_<N>`.
 
-    If `root` already has ten batches, write nothing.
+    If `root` already has ten batches, or a sample that no rank has read is damaged, write nothing.
     """
-    if _is_full(root, f"the untrained samples of step {batch.step}"):
+    what = f"the untrained samples of step {batch.step}"
+    if _is_full(root, what):
         return
-    path = write_batch(root, batch, identity=identity)
+    try:
+        path = write_batch(root, batch, identity=identity)
+    except BatchDamageError as error:
+        logger.warning("Not keeping %s: %s", what, error)
+        return
     logger.warning("Wrote the untrained samples of step %d to %s", batch.step, path)
 
 
@@ -108,17 +111,16 @@ def _is_full(root: Path, what: str) -> bool:
 
 
 def _find_cause(sample: Sample, *, vocab_size: int, oldest: int, newest: int) -> str | None:
-    trained = sample.loss_mask
-    if sample.token_ids.min() < 0 or sample.token_ids.max() >= vocab_size:
+    facts = sample.facts
+    if facts.token_range[0] < 0 or facts.token_range[1] >= vocab_size:
         return "vocabulary"
     if not sample.temperature > 0:
         return "temperature"
-    if trained[0]:
+    if facts.trains_first:
         return "first_token"
-    if not (np.isfinite(sample.logprobs[trained]).all() and np.isfinite(sample.advantages[trained]).all()):
+    if not facts.is_finite:
         return "not_finite"
-    versions = sample.versions[trained]
-    if len(versions) and (versions.min() < max(0, oldest) or versions.max() > newest):
+    if facts.versions and (min(facts.versions) < max(0, oldest) or max(facts.versions) > newest):
         return "version"
     return None
 

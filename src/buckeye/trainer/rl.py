@@ -26,19 +26,21 @@ from buckeye.errors import FinalRunError
 from buckeye.monitor.log import SUCCESS
 from buckeye.monitor.metrics import MetricsLog, Stopwatch
 from buckeye.monitor.verdicts import training_log_level
-from buckeye.trainer.batch_loss import BatchLoss, load_reference, samples_to_train
+from buckeye.trainer.batch_loss import BatchLoss, load_reference, samples_to_train, tokens_of
 from buckeye.trainer.batch_receiver import BatchReceiver
 from buckeye.trainer.data.chat_data import ChatFile, ChatFormat
 from buckeye.trainer.learner import Learner, Update, drop_non_finite, format_step
 from buckeye.trainer.losses.policy_gradient import check_loss
 from buckeye.trainer.losses.supervised import SupervisedSamples
+from buckeye.trainer.micro_batches import plan_micro_batches
 from buckeye.trainer.mini_batches import mini_batches
 from buckeye.trainer.output.writer import OutputWriter
-from buckeye.trainer.parallel.ranks import write_on_rank_zero
+from buckeye.trainer.parallel.ranks import check_shared_folder, write_on_rank_zero
 from buckeye.trainer.quarantine import ValidatedBatch, remove_invalid_samples, write_skipped_samples
 from buckeye.trainer.setup import build_learner, find_resume_checkpoint, trainer_process
 from buckeye.transport.batches import (
     Batch,
+    BatchDamageError,
     Sample,
     TrainedBatch,
     archive_trained_batch,
@@ -127,7 +129,10 @@ class RLTrainer:
             stop=stop,
             timeout_seconds=config.batch_timeout,
             check=self.output.check,
+            share=self._rank_samples,
         )
+        if self.ranks.world_size > 1:
+            check_shared_folder(self.ranks, self.receiver.root)
         if (shared := turns()) is not None and shared.optimizer:
             learner.optimizer.offload()
         interval = config.weights.measure_interval
@@ -188,7 +193,7 @@ class RLTrainer:
         heartbeat.report(f"trains on batch {step}")
         validated = self._validate(batch)
         samples = samples_to_train(validated.usable, self.config.loss)
-        tokens = sum(len(s.token_ids) for s in batch.samples)
+        tokens = sum(s.facts.length for s in batch.samples)
         with self.stopwatch.of("compute"):
             logger.info("Starting forward and backward pass (batch_size=%d)", len(samples))
             updates, skipped = self._run_updates(validated)
@@ -262,7 +267,7 @@ class RLTrainer:
         try:
             write()
             prune_trained_batches(self._trained, keep=settings.keep, max_bytes=settings.max_bytes)
-        except OSError as error:  # only `rl replay` needs the batch, so the run continues
+        except (OSError, BatchDamageError) as error:  # only `rl replay` needs it, so the run continues
             logger.warning("Not keeping batch %d for `rl replay`: %s", batch.step, error)
 
     def _archive(
@@ -302,17 +307,34 @@ class RLTrainer:
         if self._rounding_monitor is None or not self._rounding_monitor.is_due(self.step):
             return {}
         heartbeat.report(f"measures the rounding of weights {self.step}")
-        return self._rounding_monitor.measure(samples)
+        try:
+            return self._rounding_monitor.measure(samples)
+        except BatchDamageError as error:  # of a sample that another rank computed
+            logger.warning("Not measuring the rounding of weights %d: %s", self.step, error)
+            return {}
+
+    def _rank_samples(self, batch: Batch) -> Sequence[Sample]:
+        """Return the samples of a batch that this rank computes in the updates of the next step."""
+        if self.ranks.dp_size == 1:
+            return batch.samples
+        found = list[Sample]()
+        for number, mini_batch in enumerate(self._mini_batches(self._without_invalid(batch))):
+            samples = samples_to_train(mini_batch, self.config.loss)
+            plan = plan_micro_batches(self.learner, tokens_of(samples, self._supervised(number)))
+            found += [samples[i] for i in plan.samples(self.ranks.dp_rank) if i < len(samples)]
+        return found
+
+    def _without_invalid(self, batch: Batch) -> ValidatedBatch:
+        vocab_size = self.learner.policy.model.config.vocab_size
+        max_age = max_token_age(self.config.max_async_level, self.config.max_off_policy_steps)
+        return remove_invalid_samples(batch, vocab_size=vocab_size, max_age=max_age)
 
     def _validate(self, batch: Batch) -> ValidatedBatch:
         """Return the batch without invalid samples, and log a warning about them.
 
         Raise `FinalRunError` if ten batches in a row have no usable sample.
         """
-        vocab_size = self.learner.policy.model.config.vocab_size
-        config = self.config
-        max_age = max_token_age(config.max_async_level, config.max_off_policy_steps)
-        validated = remove_invalid_samples(batch, vocab_size=vocab_size, max_age=max_age)
+        validated = self._without_invalid(batch)
         if validated.left_out:
             logger.warning(
                 "Leaving out %d of %d samples of batch %d: %s",

@@ -16,10 +16,10 @@ from buckeye.config.sft import SFTConfig
 from buckeye.monitor.log import SUCCESS
 from buckeye.monitor.metrics import MetricsLog, Stopwatch
 from buckeye.monitor.verdicts import training_log_level
-from buckeye.trainer.batch_loss import run_micro_batches
 from buckeye.trainer.data.chat_data import ChatFile, ChatFormat, ChatSample
 from buckeye.trainer.data.packing import pack_micro_batch
 from buckeye.trainer.learner import Learner, drop_non_finite, format_step
+from buckeye.trainer.micro_batches import run_micro_batches
 from buckeye.trainer.model.policy import set_dropout
 from buckeye.trainer.output.writer import OutputWriter
 from buckeye.trainer.parallel.ranks import write_on_rank_zero

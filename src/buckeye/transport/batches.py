@@ -1,20 +1,27 @@
 """Batches, which the orchestrator writes for the trainer, and the archive of trained batches.
 
-A batch is in `<root>/step_<N>/{batch.safetensors, manifest.json}`. Training on batch N, counted from 0, turns
-version N of the weights into version N + 1. A trained batch is moved to `<kept>/step_<N>/`. The trainer adds
-its results as `trained.safetensors` and `record.json`. An archived batch has at most 21 bytes per
-token, plus metadata.
+A batch is in `<root>/step_<N>/{batch.safetensors, header.msgpack, manifest.json}`. The manifest has the
+SHA-256 of the header, and the header has the SHA-256 of each sample. So a rank of the trainer reads and
+verifies only the header and the samples that it computes.
+
+Training on batch N, counted from 0, turns version N of the weights into version N + 1. A trained batch is
+moved to `<kept>/step_<N>/`. The trainer adds its results as `trained.safetensors` and `record.json`. An
+archived batch has at most 21 bytes per token, plus metadata.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from io import RawIOBase
+from itertools import accumulate, groupby
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 from safetensors import SafetensorError
@@ -23,8 +30,17 @@ from safetensors.numpy import load, save
 from buckeye.base import storage
 from buckeye.base.process import RunIdentity
 from buckeye.errors import TransportError
+from buckeye.transport.batch_header import (
+    BatchHeader,
+    SampleFacts,
+    Tokens,
+    UnreadTokens,
+    order_tokens,
+    sample_facts,
+)
 
 MANIFEST = "manifest.json"
+HEADER = "header.msgpack"
 DATA = "batch.safetensors"
 TRAINED = "trained.safetensors"
 RECORD = "record.json"
@@ -40,7 +56,13 @@ _SAMPLE_DTYPES: dict[str, Any] = {"lengths": np.int64, "temperatures": np.float6
 _NAMES = {np.int32: "I32", np.float32: "F32", np.bool_: "BOOL", np.int64: "I64", np.float64: "F64"}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class BatchDamageError(TransportError):
+    """A file of a batch is missing, or differs from the written one."""
+
+    code = "BK-BATCH"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Sample:
     """Sequence of T tokens, with data for each token.
 
@@ -58,6 +80,55 @@ class Sample:
     temperature: float
     group: int = 0
 
+    @cached_property
+    def facts(self) -> SampleFacts:
+        """Facts about the arrays."""
+        return sample_facts(**{name: getattr(self, name) for name in _DTYPES})
+
+    @property
+    def tokens(self) -> Tokens | UnreadTokens:
+        """Token sequence, to plan with."""
+        return self.token_ids
+
+
+class StoredSample(Sample):
+    """Sample number `index` of a batch on disk. Its arrays are read when they are first used."""
+
+    files: _BatchFiles
+    index: int
+
+    def __init__(self, files: _BatchFiles, index: int) -> None:
+        header = files.header
+        self.__dict__.update(
+            files=files,
+            index=index,
+            facts=header.facts[index],
+            temperature=header.temperatures[index],
+            group=header.groups[index],
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in _DTYPES:
+            raise AttributeError(name)
+        read_samples([self])
+        return self.__dict__[name]
+
+    @property
+    def is_read(self) -> bool:
+        """True if the arrays are in memory."""
+        return "token_ids" in self.__dict__
+
+    @property
+    def tokens(self) -> UnreadTokens:
+        """Token sequence, to plan with."""
+        order = self.files.header.order
+        return UnreadTokens(
+            length=self.facts.length,
+            rank=order.ranks[self.index],
+            order=order,
+            read=lambda: self.token_ids,
+        )
+
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Batch:
@@ -72,28 +143,31 @@ class Batch:
     orchestrator_state: Mapping[str, Any]
 
 
-def write_batch(root: Path, batch: Batch, *, identity: RunIdentity) -> Path:
-    """Write a batch, and return its directory. Raise `TransportError` for arrays of unequal length."""
-    parts: Sequence[bytes | memoryview] = (_header(batch.samples), *_columns(batch.samples))
+def write_batch(root: Path, batch: Batch, *, identity: RunIdentity, durable: bool = True) -> Path:
+    """Write a batch, and return its directory. Raise `TransportError` for arrays of unequal length.
+
+    Without `durable`, a crash of the machine may damage the batch.
+    """
+    _check_lengths(batch.samples)
 
     def fill(directory: Path) -> None:
-        digest = hashlib.sha256()
+        header = msgspec.msgpack.encode(_make_header(batch.samples))
+        (directory / HEADER).write_bytes(header)
         with (directory / DATA).open("wb") as file:  # in parts, so that other threads can run
-            for part in parts:
-                digest.update(part)
-                file.write(part)
+            file.write(_layout(len(batch.samples), sum(len(s.token_ids) for s in batch.samples))[0])
+            file.writelines(_columns(batch.samples))
         manifest = {
             "run_id": identity.run_id,
             "attempt": identity.attempt,
             "step": batch.step,
             "samples": len(batch.samples),
-            "sha256": digest.hexdigest(),
+            "header_sha256": hashlib.sha256(header).hexdigest(),
             "orchestrator_state": batch.orchestrator_state,
         }
         (directory / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
 
     final = storage.step_directory(root, batch.step)
-    storage.write_directory(final, fill, replace=True)
+    storage.write_directory(final, fill, replace=True, durable=durable)
     return final
 
 
@@ -106,27 +180,116 @@ def batch_bytes(batch: Batch) -> int:
 def read_batch(root: Path, step: int, *, identity: RunIdentity) -> Batch | None:
     """Return the batch of a step, or None if it does not exist, or another run or attempt wrote it.
 
-    Raise `TransportError` if the batch is damaged.
+    Raise `BatchDamageError` if the batch is damaged.
+    """
+    found = read_header(root, step, identity=identity)
+    if found is None:
+        return None
+    batch = open_batch(root, step, *found)
+    read_samples(batch.samples)
+    return batch
+
+
+def read_header(root: Path, step: int, *, identity: RunIdentity) -> tuple[bytes, Mapping[str, Any]] | None:
+    """Return the header of the batch of a step and the orchestrator's state, as for `open_batch`.
+
+    Return None if the batch does not exist, or another run or attempt wrote it. Raise `BatchDamageError` if a
+    file is missing or damaged. The samples are not read.
     """
     directory = storage.step_directory(root, step)
     try:
         manifest = storage.read_json(directory / MANIFEST)
         if (manifest["run_id"], manifest["attempt"]) != (identity.run_id, identity.attempt):
             return None
-        data = (directory / DATA).read_bytes()
-        if hashlib.sha256(data).hexdigest() != manifest["sha256"]:
-            raise _damage_error(f"{directory / DATA} is damaged: its SHA-256 differs from the written one")
-        samples = unpack_samples(data)
-        state = manifest["orchestrator_state"]
+        header = (directory / HEADER).read_bytes()
+        if hashlib.sha256(header).hexdigest() != manifest["header_sha256"]:
+            raise BatchDamageError(
+                f"{directory / HEADER} is damaged: its SHA-256 differs from the written one"
+            )
+        return header, manifest["orchestrator_state"]
     except FileNotFoundError as error:
         # The file name in the error shows which file was missing. Do not check for the manifest again: the
         # orchestrator may have published the batch meanwhile.
-        if Path(error.filename).name == DATA:
-            raise _damage_error(f"{directory} has a manifest but no {DATA}: the file was deleted") from None
+        if Path(error.filename).name == HEADER:
+            raise BatchDamageError(
+                f"{directory} has no {HEADER}: the file was deleted, or an earlier version wrote the batch"
+            ) from None
         return None
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-        raise _damage_error(f"the batch in {directory} cannot be read: {error!r}") from error
-    return Batch(step=step, samples=samples, orchestrator_state=state)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise BatchDamageError(f"the batch in {directory} cannot be read: {error!r}") from error
+
+
+def open_batch(
+    root: Path, step: int, header: bytes, orchestrator_state: Mapping[str, Any] | None = None
+) -> Batch:
+    """Return the batch of a step without reading its samples. They are read when they are first used.
+
+    Raise `BatchDamageError` if another version of Buckeye wrote the header.
+    """
+    directory = storage.step_directory(root, step)
+    try:
+        decoded = msgspec.msgpack.decode(header, type=BatchHeader)
+    except msgspec.DecodeError as error:
+        raise BatchDamageError(f"another version wrote {directory / HEADER}: {error}") from None
+    files = _BatchFiles.of(directory, decoded)
+    samples = tuple(StoredSample(files, index) for index in range(len(decoded.facts)))
+    return Batch(step=step, samples=samples, orchestrator_state=orchestrator_state or {})
+
+
+def read_samples(samples: Iterable[Sample]) -> None:
+    """Read and verify those samples of a batch that are not in memory yet.
+
+    Raise `BatchDamageError` if one is damaged.
+    """
+    unread = {s.index: s for s in samples if isinstance(s, StoredSample) and not s.is_read}
+    if unread:
+        files = next(iter(unread.values())).files
+        for index, arrays in files.read(sorted(unread)):
+            unread[index].__dict__.update(arrays)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _BatchFiles:
+    """Files of a batch on disk. `starts` has the position in the data file of each column.
+
+    Sample i has the tokens from `ends[i]` to `ends[i + 1]` of each column.
+    """
+
+    data: Path
+    header: BatchHeader
+    starts: Mapping[str, int]
+    ends: Sequence[int]
+
+    @classmethod
+    def of(cls, directory: Path, header: BatchHeader) -> _BatchFiles:
+        ends = [0, *accumulate(facts.length for facts in header.facts)]
+        return cls(directory / DATA, header, _layout(len(header.facts), ends[-1])[1], ends)
+
+    def read(self, indices: Sequence[int]) -> Iterator[tuple[int, Mapping[str, Any]]]:
+        """Yield the arrays of samples, which are verified. `indices` are in ascending order.
+
+        Neighbors are read at once, and their arrays are views of one array per column.
+        """
+        try:
+            with self.data.open("rb", buffering=0) as file:
+                for _, run in groupby(enumerate(indices), lambda pair: pair[1] - pair[0]):
+                    members = [index for _, index in run]
+                    first, last = self.ends[members[0]], self.ends[members[-1] + 1]
+                    columns = {name: np.zeros(last - first, dtype) for name, dtype in _DTYPES.items()}
+                    for name, column in columns.items():
+                        file.seek(self.starts[name] + first * column.itemsize)
+                        _read_into(file, column.data.cast("B"))
+                    for index in members:
+                        begin, end = self.ends[index] - first, self.ends[index + 1] - first
+                        arrays = {name: column[begin:end] for name, column in columns.items()}
+                        if _sha256(arrays) != self.header.sha256[index]:
+                            raise BatchDamageError(
+                                f"{self.data} is damaged: the SHA-256 of sample {index} differs from the "
+                                "written one"
+                            )
+                        yield index, arrays
+        except OSError as error:
+            raise BatchDamageError(f"{self.data} cannot be read: {error.strerror}") from error
 
 
 def remove_batch(root: Path, step: int) -> None:
@@ -159,7 +322,7 @@ def archive_trained_batch(
     """
     source, final = storage.step_directory(root, batch.step), storage.step_directory(kept, batch.step)
     if not source.is_dir():
-        write_batch(root, batch, identity=identity)
+        write_batch(root, batch, identity=identity, durable=False)
     arrays = {"samples": trained.samples, "logprobs": trained.logprobs}
     (source / TRAINED).write_bytes(save(arrays))
     (source / RECORD).write_text(json.dumps(trained.record), encoding="utf-8")
@@ -202,59 +365,70 @@ def read_trained_batch(kept: Path, step: int) -> tuple[Batch, TrainedBatch]:
         record = storage.read_json(directory / RECORD)
         trained = TrainedBatch(samples=arrays["samples"], logprobs=arrays["logprobs"], record=record)
     except (OSError, ValueError, KeyError, SafetensorError) as error:
-        raise _damage_error(f"the results of batch {step} in {directory} cannot be read: {error}") from None
+        raise BatchDamageError(
+            f"the results of batch {step} in {directory} cannot be read: {error}"
+        ) from None
     return batch, trained
 
 
-def pack_samples(samples: Sequence[Sample]) -> bytes:
-    """Return samples as bytes in safetensors format. Raise `TransportError` for arrays of unequal length."""
-    return b"".join((_header(samples), *_columns(samples)))
+def _read_into(file: RawIOBase, buffer: memoryview) -> None:
+    """Read until `buffer` is full or the file ends. A single read has a limit of 2 GiB."""
+    while buffer and (count := file.readinto(buffer)):
+        buffer = buffer[count:]
 
 
-def _header(samples: Sequence[Sample]) -> bytes:
-    """Return the start of a file in safetensors format, up to the data.
-
-    Raise `TransportError` for arrays of unequal length.
-    """
+def _check_lengths(samples: Sequence[Sample]) -> None:
     for index, sample in enumerate(samples):
         lengths = {name: len(getattr(sample, name)) for name in _DTYPES}
         if len(set(lengths.values())) != 1 or not len(sample.token_ids):
-            raise _damage_error(
-                f"sample {index} of the batch is empty, or its arrays differ in length: {lengths}"
+            raise TransportError(
+                f"sample {index} of the batch is empty, or its arrays differ in length: {lengths}",
+                code="BK-BATCH",
             )
-    rows = dict.fromkeys(_DTYPES, sum(len(sample.token_ids) for sample in samples))
-    rows = dict.fromkeys(_SAMPLE_DTYPES, len(samples)) | rows
-    entries, start = dict[str, Any](), 0
+
+
+def _make_header(samples: Sequence[Sample]) -> BatchHeader:
+    arrays = [{name: _array(sample, name) for name in _DTYPES} for sample in samples]
+    return BatchHeader(
+        facts=[sample_facts(**columns) for columns in arrays],
+        temperatures=[float(sample.temperature) for sample in samples],
+        groups=[int(sample.group) for sample in samples],
+        sha256=[_sha256(columns) for columns in arrays],
+        order=order_tokens([columns["token_ids"] for columns in arrays]),
+    )
+
+
+def _array(sample: Sample, name: str) -> npt.NDArray[Any]:
+    return np.ascontiguousarray(getattr(sample, name), _DTYPES[name])
+
+
+def _sha256(arrays: Mapping[str, npt.NDArray[Any]]) -> bytes:
+    digest = hashlib.sha256()
+    for name in _DTYPES:
+        digest.update(arrays[name].data)
+    return digest.digest()
+
+
+def _layout(samples: int, tokens: int) -> tuple[bytes, dict[str, int]]:
+    """Return the start of a data file in safetensors format, and the position of each column in the file."""
+    rows = dict.fromkeys(_SAMPLE_DTYPES, samples) | dict.fromkeys(_DTYPES, tokens)
+    entries, starts, end = dict[str, Any](), dict[str, int](), 0
     for name, dtype in (_SAMPLE_DTYPES | _DTYPES).items():
-        end = start + rows[name] * np.dtype(dtype).itemsize
-        entries[name] = {"dtype": _NAMES[dtype], "shape": [rows[name]], "data_offsets": [start, end]}
-        start = end
+        starts[name], end = end, end + rows[name] * np.dtype(dtype).itemsize
+        entries[name] = {"dtype": _NAMES[dtype], "shape": [rows[name]], "data_offsets": [starts[name], end]}
     text = json.dumps(entries).encode()
     text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text
+    return len(text).to_bytes(8, "little") + text, {name: s + 8 + len(text) for name, s in starts.items()}
 
 
 def _columns(samples: Sequence[Sample]) -> Iterator[memoryview]:
-    """Yield the data in the order of the header."""
+    """Yield the data in the order of the layout."""
     yield np.array([len(s.token_ids) for s in samples], np.int64).data
     yield np.array([s.temperature for s in samples], np.float64).data
     yield np.array([s.group for s in samples], np.int64).data
-    for name, dtype in _DTYPES.items():
+    for name in _DTYPES:
         for sample in samples:
-            yield np.ascontiguousarray(getattr(sample, name), dtype).data
-
-
-def unpack_samples(data: bytes) -> tuple[Sample, ...]:
-    """Unpack the bytes that `pack_samples` returned, and return the samples."""
-    arrays = load(data)
-    ends = np.cumsum(arrays["lengths"])[:-1]
-    columns = {name: np.split(arrays[name], ends) for name in _DTYPES}
-    return tuple(
-        Sample(
-            temperature=float(temperature), group=int(group), **{name: columns[name][i] for name in _DTYPES}
-        )
-        for i, (temperature, group) in enumerate(zip(arrays["temperatures"], arrays["groups"], strict=True))
-    )
+            yield _array(sample, name).data
 
 
 def _owner(directory: Path) -> RunIdentity | None:
@@ -263,7 +437,3 @@ def _owner(directory: Path) -> RunIdentity | None:
         return RunIdentity(run_id=manifest["run_id"], attempt=manifest["attempt"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
-
-
-def _damage_error(message: str) -> TransportError:
-    return TransportError(message, code="BK-BATCH")

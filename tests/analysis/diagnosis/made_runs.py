@@ -5,7 +5,6 @@ The table is sampled and trained exactly. Each setting can plant a fault in the 
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,7 +14,8 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save
 
-from buckeye.transport.batches import Batch, Sample, TrainedBatch, pack_samples
+from buckeye.base.process import RunIdentity
+from buckeye.transport.batches import Batch, Sample, TrainedBatch, write_batch
 
 LETTERS, LENGTH, END, FIRST = 5, 3, 9, 10
 Table = np.ndarray
@@ -170,10 +170,6 @@ def _step(run: Path, made: Made, tables: list[Table], step: int, rng: np.random.
 
 def _keep(folder: Path, batch: Batch, kept: TrainedBatch) -> None:
     """Write trained samples as `archive_trained_batch` does, without syncing to disk."""
-    folder.mkdir(parents=True)
-    data = pack_samples(batch.samples)
-    manifest = {"run_id": "made", "attempt": 1, "sha256": hashlib.sha256(data).hexdigest()}
-    (folder / "manifest.json").write_text(json.dumps({**manifest, "orchestrator_state": {}}))
-    (folder / "batch.safetensors").write_bytes(data)
+    write_batch(folder.parent, batch, identity=RunIdentity(run_id="made", attempt=1), durable=False)
     (folder / "trained.safetensors").write_bytes(save({"samples": kept.samples, "logprobs": kept.logprobs}))
     (folder / "record.json").write_text(json.dumps(kept.record))

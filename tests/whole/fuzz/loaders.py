@@ -507,6 +507,7 @@ LOADERS: dict[str, Loader] = {
     "orchestrator state": CHECKPOINT("checkpoints/step_4/orchestrator/state.json"),
     "weights manifest": _part(_put_weights, _weights, "weights/step_3/manifest.json"),
     "batch manifest": BATCH("batches/step_2/manifest.json"),
+    "batch header": BATCH("batches/step_2/header.msgpack", "binary"),
     "batch data": BATCH("batches/step_2/batch.safetensors", "safetensors"),
     "run.json": OF_RUN(_run, "run/run.json"),
     "status.json": OF_RUN(_run, "run/status.json"),

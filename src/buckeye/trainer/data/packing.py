@@ -24,8 +24,7 @@ from torch import Tensor
 
 from buckeye.errors import TransportError
 from buckeye.trainer.model.attention import SHORT_KEYS, Block, Layout
-
-Tokens = npt.NDArray[np.int32]
+from buckeye.transport.batch_header import Tokens, UnreadTokens, sort_tokens
 
 # A segment joins a block if it has this share of the longest segment's length. So padding makes attention at
 # most 1 / 0.75^2 = 1.8 times as expensive.
@@ -59,7 +58,7 @@ class Bin:
 
 
 def plan_bins(
-    token_ids: Sequence[Tokens], capacity: int, *, pair_cost: float = 0.0, padded: bool = False
+    token_ids: Sequence[Tokens | UnreadTokens], capacity: int, *, pair_cost: float = 0.0, padded: bool = False
 ) -> list[Bin]:
     """Return the samples in bins of at most `capacity` tokens, by first-fit decreasing.
 
@@ -140,7 +139,7 @@ def distribute(costs: Sequence[float], ranks: int) -> list[list[int]]:
     return shares
 
 
-def prefix_groups(token_ids: Sequence[Tokens]) -> list[PrefixGroup]:
+def prefix_groups(token_ids: Sequence[Tokens | UnreadTokens]) -> list[PrefixGroup]:
     """Return groups of samples that share a prefix, so that few tokens have to be computed.
 
     Every sample is in exactly one group, and has a suffix of at least one token.
@@ -149,8 +148,9 @@ def prefix_groups(token_ids: Sequence[Tokens]) -> list[PrefixGroup]:
     Then it merges neighboring groups if this saves tokens. It starts with the groups that have the longest
     common prefix.
     """
-    order = sorted(range(len(token_ids)), key=lambda i: (token_ids[i].astype(">i4").tobytes(), i))
-    common = [_common_prefix(token_ids[a], token_ids[b]) for a, b in pairwise(order)]
+    order, equal = sort_tokens(token_ids)
+    shorter = [min(len(token_ids[a]), len(token_ids[b])) for a, b in pairwise(order)]
+    common = [min(count, length - 1) for count, length in zip(equal, shorter, strict=True)]
     # By index: the start and the end of the interval of samples that contains the index.
     begins, ends = list(range(len(order))), list(range(1, len(order) + 1))
     prefixes = [len(token_ids[i]) for i in order]  # by start of an interval: the length of its prefix
@@ -256,12 +256,6 @@ def _cost(group: PrefixGroup, lengths: Sequence[int], pair_cost: float) -> float
     """
     pairs = (group.prefix**2 + sum(lengths[m] ** 2 - group.prefix**2 for m in group.members)) / 2
     return _tokens(group, lengths) + pair_cost * pairs
-
-
-def _common_prefix(first: Tokens, second: Tokens) -> int:
-    length = min(len(first), len(second)) - 1
-    different = np.flatnonzero(first[:length] != second[:length])
-    return int(different[0]) if len(different) else length
 
 
 @dataclass(frozen=True, slots=True)

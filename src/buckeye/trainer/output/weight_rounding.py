@@ -13,6 +13,7 @@ import logging
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from typing import Any
 
 import torch
@@ -117,7 +118,7 @@ class RoundingMonitor:
         names = {id(parameter): name for name, parameter in model.named_parameters()}
         total, positions = 0.0, 0
         set_dropout(model, active=False)
-        for sample in [s for s in samples if s.loss_mask[:_CONTEXT].any()][:_SAMPLES]:
+        for sample in islice((s for s in samples if s.loss_mask[:_CONTEXT].any()), _SAMPLES):
             trained = _next_token_logprobs(exact, sample)
             with _use_stored_weights(model, names, self._store):
                 head = self._store(names[id(exact.head_weight)], exact.head_weight).float()

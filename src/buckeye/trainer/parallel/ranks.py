@@ -92,6 +92,8 @@ class Ranks:
 
     def broadcast(self, data: bytes | None) -> bytes:
         """Return the data of rank 0 on all ranks. Other ranks pass None. The data must not be empty."""
+        if self.world_size == 1 and data is not None:
+            return data
         size = self.max(len(data or b""))
         buffer = torch.frombuffer(bytearray(data or size), dtype=torch.uint8).to(self.device)
         dist.broadcast(buffer, src=0)
@@ -121,7 +123,7 @@ def check_shared_folder(ranks: Ranks, folder: Path) -> None:
     listed = ", ".join(str(rank) for rank, absent in enumerate(missing) if int(absent))
     if listed:
         raise UsageError(
-            f"the checkpoint folder {folder} is not visible to trainer rank {listed}",
+            f"the folder {folder} is not visible to trainer rank {listed}",
             code="BK-CLUSTER",
             hint="put output_dir on a file system that all nodes share",
         )
