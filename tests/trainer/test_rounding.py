@@ -129,8 +129,9 @@ def test_training_step_uses_the_published_weights(
         return update(self, *args, **kwargs)
 
     def published(self, **kwargs):
-        publish(self, **kwargs)
+        values = publish(self, **kwargs)
         self.wait_published()
+        return values
 
     update, publish = Learner.apply_gradient, OutputWriter.publish
     monkeypatch.setattr(OutputWriter, "publish", published)
@@ -140,3 +141,17 @@ def test_training_step_uses_the_published_weights(
     train(tmp_path, batches[:3], weights=weights, model=model)
     assert equal == [same] * 3
     assert exact == [True] * 3
+
+
+def test_weights_are_rounded_once_for_a_version_and_its_training_step(tmp_path, train, batches, monkeypatch):
+    names = []
+
+    def counted(name, *args, **kwargs):
+        names.append(name)
+        return round_tensor(name, *args, **kwargs)
+
+    monkeypatch.setattr("buckeye.trainer.output.writer.round_tensor", counted)
+    train(tmp_path, batches[:4], weights={"measure_interval": 1}, model={"compute_dtype": "bfloat16"})
+    # Versions 0 to 4; the first step, because version 0 does not stay in memory; the policy change after
+    # the steps 0, 1 and 3.
+    assert len(names) == (5 + 1 + 3) * len(set(names))

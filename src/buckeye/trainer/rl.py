@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -135,10 +135,6 @@ class RLTrainer:
             check_shared_folder(self.ranks, self.receiver.root)
         if (shared := turns()) is not None and shared.optimizer:
             learner.optimizer.offload()
-        interval = config.weights.measure_interval
-        self._rounding_monitor = (
-            self.output.rounding_monitor(interval=interval) if interval is not None else None
-        )
         self._orchestrator_state: Mapping[str, Any] = {}
         self._unusable_batches = 0  # number of batches in a row without a usable sample
 
@@ -174,10 +170,12 @@ class RLTrainer:
     def _complete(self) -> bool:
         return self.config.max_steps is not None and self.step >= self.config.max_steps
 
-    def _publish(self) -> None:
+    def _publish(self, samples: Iterable[Sample] | None = None) -> dict[str, float]:
+        """Publish the weights. Return the metrics of their rounding on `samples` if they are due."""
         heartbeat.report(f"publishes weights {self.step}")
+        versions = self.config.max_async_level + 2
         with self.stopwatch.of("publish"):
-            self.output.publish(versions=self.config.max_async_level + 2, durable=self._complete())
+            return self.output.publish(versions=versions, durable=self._complete(), samples=samples)
 
     def _checkpoint(self) -> None:
         heartbeat.report(f"writes checkpoint {self.step}")
@@ -203,12 +201,11 @@ class RLTrainer:
             )
             if _measures_change(step):
                 first = next(self._mini_batches(validated))
-                with self.output.use_published_weights():
+                with self.output.use_published_weights(changed=True):
                     update |= self.batch_loss.measure_change(first, samples_to_train(first, self.config.loss))
         self._write_untrained_samples(batch, validated, skipped)
         self._orchestrator_state = batch.orchestrator_state
-        rounding = self._measure_rounding(validated.usable.samples)  # before the engine may use the device
-        self._publish()
+        rounding = self._publish(validated.usable.samples)
         seconds = time.monotonic() - started
         values = {
             "loss": sum(u.loss for u in updates) / len(updates),
@@ -303,16 +300,6 @@ class RLTrainer:
             self.receiver.root, self._trained, batch, trained, identity=self.receiver.identity
         )
 
-    def _measure_rounding(self, samples: Sequence[Sample]) -> dict[str, float]:
-        if self._rounding_monitor is None or not self._rounding_monitor.is_due(self.step):
-            return {}
-        heartbeat.report(f"measures the rounding of weights {self.step}")
-        try:
-            return self._rounding_monitor.measure(samples)
-        except BatchDamageError as error:  # of a sample that another rank computed
-            logger.warning("Not measuring the rounding of weights %d: %s", self.step, error)
-            return {}
-
     def _rank_samples(self, batch: Batch) -> Sequence[Sample]:
         """Return the samples of a batch that this rank computes in the updates of the next step."""
         if self.ranks.dp_size == 1:
@@ -370,7 +357,7 @@ class RLTrainer:
         updates, skipped = list[Update](), set[int]()
         for number, mini_batch in enumerate(self._mini_batches(validated)):
             samples, supervised = samples_to_train(mini_batch, self.config.loss), self._supervised(number)
-            with self.output.use_published_weights():
+            with self.output.use_published_weights(changed=number > 0):
                 loss = self.batch_loss.backward(mini_batch, samples, supervised)
             fault_point("trainer.step")
             heartbeat.report(f"updates the weights of step {self.step}")

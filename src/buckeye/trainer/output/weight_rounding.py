@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from typing import Any
@@ -26,9 +26,6 @@ from buckeye.transport.batches import Sample
 from buckeye.transport.weights import Canary
 
 logger = logging.getLogger(__name__)
-
-RoundFunction = Callable[[str, Tensor], Tensor]
-"""Function that returns the values of a parameter as published. Its arguments are name and values."""
 
 KL_WARNING_THRESHOLD = 0.02
 """Limit of the KL divergence, in nats per token, before a warning is logged. At the limit, log-probs differ
@@ -52,23 +49,23 @@ class RoundingMonitor:
     """Comparison of trained weights with published weights.
 
     A comparison is due after every `interval` steps, and after the steps 1, 2, 4, 8, ... below `interval`.
-    `store` rounds a parameter as for publishing. The model must not be sharded, and not have an adapter.
+    `published` are the published values of the initial weights, by name. The model must not be sharded, and
+    not have an adapter.
     """
 
-    def __init__(self, policy: PolicyNetwork, store: RoundFunction, *, interval: int) -> None:
+    def __init__(self, policy: PolicyNetwork, published: Mapping[str, Tensor], *, interval: int) -> None:
         self._policy = policy
-        self._store = store
         self._interval = interval
         self._stride = max(1, sum(p.numel() for p in policy.trainable.values()) // _SAMPLED_WEIGHTS)
-        self._initial = self._sample_weights()
+        self._initial = self._sample_weights(published)
         self._has_warned = False
 
     def is_due(self, step: int) -> bool:
         """Return True if the weights must be compared after this step."""
         return step % self._interval == 0 or (step < self._interval and step & (step - 1) == 0)
 
-    def measure(self, samples: Sequence[Sample]) -> dict[str, float]:
-        """Return the metrics of the comparison.
+    def measure(self, published: Mapping[str, Tensor], samples: Iterable[Sample]) -> dict[str, float]:
+        """Return the metrics of the comparison of the current weights with their published values.
 
         `weights/changed_share` is the share of the weights whose published value has changed since the start
         of this process. `weights/arrived_share` is sum(d * D) / sum(D * D), where D are the changes of the
@@ -76,7 +73,7 @@ class RoundingMonitor:
         `weights/served_kl` is KL(trained || published) of the next token in nats, as a mean over trained
         positions of `samples`. Both models compute in float32.
         """
-        values = {**self._changes(), **self._divergence(samples)}
+        values = {**self._changes(published), **self._divergence(published, samples)}
         kl = values.get("weights/served_kl", 0.0)
         if kl > KL_WARNING_THRESHOLD and not self._has_warned:
             self._has_warned = True
@@ -91,17 +88,17 @@ class RoundingMonitor:
             )
         return values
 
-    def _sample_weights(self) -> tuple[Tensor, Tensor]:
+    def _sample_weights(self, published: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Return some weights, trained and published, as float32 on the CPU."""
-        trained, stored = [], []
-        for name, parameter in self._policy.trainable.items():
-            values = parameter.detach()
-            trained.append(values.flatten()[:: self._stride].float().cpu())
-            stored.append(self._store(name, values).flatten()[:: self._stride].float().cpu())
-        return torch.cat(trained), torch.cat(stored)
+        trained = {name: parameter.detach() for name, parameter in self._policy.trainable.items()}
+        sampled = [
+            torch.cat([values[name].flatten()[:: self._stride].float().cpu() for name in trained])
+            for values in (trained, published)
+        ]
+        return sampled[0], sampled[1]
 
-    def _changes(self) -> dict[str, float]:
-        trained, stored = self._sample_weights()
+    def _changes(self, published: Mapping[str, Tensor]) -> dict[str, float]:
+        trained, stored = self._sample_weights(published)
         change, arrived = trained - self._initial[0], stored - self._initial[1]
         values = {"weights/changed_share": float((arrived != 0).double().mean())}
         size = float(change.double().square().sum())
@@ -110,20 +107,20 @@ class RoundingMonitor:
         return values
 
     @torch.no_grad()
-    def _divergence(self, samples: Sequence[Sample]) -> dict[str, float]:
+    def _divergence(self, published: Mapping[str, Tensor], samples: Iterable[Sample]) -> dict[str, float]:
         model, device = self._policy.model, self._policy.device
         exact = PolicyNetwork(
             model, device, compute_dtype=torch.float32, flash=False, padded=self._policy.padded
         )
-        names = {id(parameter): name for name, parameter in model.named_parameters()}
+        stored = {parameter: published[name] for name, parameter in model.named_parameters()}
+        head = published[next(n for n, p in model.named_parameters() if p is exact.head_weight)]
         total, positions = 0.0, 0
         set_dropout(model, active=False)
         for sample in islice((s for s in samples if s.loss_mask[:_CONTEXT].any()), _SAMPLES):
             trained = _next_token_logprobs(exact, sample)
-            with _use_stored_weights(model, names, self._store):
-                head = self._store(names[id(exact.head_weight)], exact.head_weight).float()
-                stored = _next_token_logprobs(exact, sample, head)
-            total += float((trained.exp() * (trained - stored)).sum(-1).double().sum())
+            with _use_stored_weights(model, stored):
+                served = _next_token_logprobs(exact, sample, head.to(exact.head_weight))
+            total += float((trained.exp() * (trained - served)).sum(-1).double().sum())
             positions += len(trained)
         set_dropout(model, active=True)
         # rounding errors may make the mean negative
@@ -230,10 +227,10 @@ def _next_token_logprobs(policy: PolicyNetwork, sample: Sample, head: Tensor | N
 
 
 @contextmanager
-def _use_stored_weights(model: nn.Module, names: Mapping[int, str], store: RoundFunction) -> Iterator[None]:
+def _use_stored_weights(model: nn.Module, stored: Mapping[nn.Parameter, Tensor]) -> Iterator[None]:
     """Let every module compute with its published parameters inside this context.
 
-    Each module rounds its parameters before it computes, and restores them afterwards. So the context needs
+    Each module converts its parameters before it computes, and restores them afterwards. So the context needs
     no second model.
     """
     exact: dict[nn.Parameter, Tensor] = {}
@@ -242,7 +239,7 @@ def _use_stored_weights(model: nn.Module, names: Mapping[int, str], store: Round
         del inputs
         for parameter in module.parameters(recurse=False):
             exact[parameter] = parameter.data
-            parameter.data = store(names[id(parameter)], parameter.data).to(parameter.dtype)
+            parameter.data = stored[parameter].to(parameter)
 
     def after(module: nn.Module, inputs: Any, output: Any) -> None:
         del inputs, output

@@ -8,7 +8,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from functools import partial
@@ -45,6 +45,7 @@ from buckeye.trainer.output.weight_rounding import (
 from buckeye.trainer.parallel.fsdp import gather_tensor
 from buckeye.trainer.parallel.ranks import check_shared_folder, write_on_rank_zero
 from buckeye.trainer.parallel.shards import create_checkpoint_group, is_model_sharded, save_shards
+from buckeye.transport.batches import BatchDamageError, Sample
 from buckeye.transport.broadcast_group import sha256_of
 from buckeye.transport.checkpoint import (
     find_best_checkpoint,
@@ -88,9 +89,13 @@ class OutputWriter:
         self._background = BackgroundThread()
         self._publication = BackgroundThread(timeout=_PUBLISH_SECONDS)
         self._stored: StoredWeights | None = None
+        self._published: Mapping[str, torch.Tensor] = {}  # the newest values, if they stay in memory
         self._is_first = True
         self._canary_tokens: list[int] = []
         self._publish_seconds: float | None = None
+        weights = config.weights if isinstance(config, TrainerConfig) else None
+        self._measure_interval = weights.measure_interval if weights is not None else None
+        self._rounding_monitor: RoundingMonitor | None = None
         ranks = learner.ranks
         self._group: ProcessGroup | None = None
         if is_model_sharded(ranks) and not has_adapter(learner.policy.model):
@@ -116,25 +121,32 @@ class OutputWriter:
             # Only log the failure. The error that ended the context is more important.
             logger.error("Output not written: %s", failure)
 
-    def publish(self, *, versions: int, durable: bool) -> None:
+    def publish(
+        self, *, versions: int, durable: bool, samples: Iterable[Sample] | None = None
+    ) -> dict[str, float]:
         """Copy the current weights, and start to publish the copy. Sync it to disk if `durable`.
 
         Wait for the previous version first; the first version is published before this method returns. Delete
         all but the newest `versions`. If the thread failed to write a checkpoint, raise its error.
+
+        Return the metrics of `RoundingMonitor` on `samples` if they are due.
         """
         self._background.check()
         learner, policy, step = self._learner, self._learner.policy, self._learner.progress.step
         self.wait_published()
         adapter = has_adapter(policy.model)
         dtype = torch.float32 if adapter else self._dtype or policy.compute_dtype
-        tensors = self._published_tensors(dtype)
-        with self.use_published_weights(tensors):
+        tensors = self._published = self._published_tensors(dtype)
+        with self.use_published_weights():
             canary = make_canary(policy, dtype, prompt=self._canary_prompt, guess=self._canary_tokens)
         if learner.ranks.mesh is None:
             self._canary_tokens = canary.token_ids
+        rounding = self._measure_rounding(dtype, tensors, samples)
         if turns() is not None and policy.device.type == "cuda":
             torch.cuda.empty_cache()  # the engine wakes up when it finds the weights
         stored = self._stored
+        if stored is None:
+            self._published = {}
         facts: dict[str, Any] = {
             "identity": self._identity,
             "dtype": str(dtype).removeprefix("torch."),
@@ -173,6 +185,7 @@ class OutputWriter:
                 self._stored = read_stored_weights(directory, tensors, name, pinned=pinned)
                 if self._broadcaster is not None:
                     self._broadcaster.choose(None if self._stored is None else self._stored.size)
+        return rounding
 
     def _offer(
         self, step: int, stored: StoredWeights | None, facts: Mapping[str, Any]
@@ -228,29 +241,39 @@ class OutputWriter:
         copies = {name: rounded[id(tensor)] for name, tensor in local.items()}
         return {name: copy for name, copy in copies.items() if copy is not None}
 
-    def rounding_monitor(self, *, interval: int) -> RoundingMonitor | None:
-        """Return a monitor that compares trained and published weights.
+    def _measure_rounding(
+        self, dtype: torch.dtype, published: Mapping[str, torch.Tensor], samples: Iterable[Sample] | None
+    ) -> dict[str, float]:
+        """Compare trained and published weights if it is due.
 
-        Return None if the weights are equal, if the model is sharded, or on a rank other than 0.
+        The first call only begins the comparison. Do nothing if the weights are equal, if the model is
+        sharded, or on a rank other than 0.
         """
-        learner = self._learner
-        dtype = self._dtype or learner.policy.compute_dtype
+        learner, step = self._learner, self._learner.progress.step
         has_model = learner.ranks.is_rank_zero and learner.ranks.mesh is None
-        if not has_model or dtype is torch.float32 or has_adapter(learner.policy.model):
-            return None
-        return RoundingMonitor(learner.policy, partial(self._round, dtype), interval=interval)
+        if self._is_first and has_model and self._measure_interval is not None and dtype is not torch.float32:
+            self._rounding_monitor = RoundingMonitor(
+                learner.policy, published, interval=self._measure_interval
+            )
+        if self._rounding_monitor is None or samples is None or not self._rounding_monitor.is_due(step):
+            return {}
+        heartbeat.report(f"measures the rounding of weights {step}")
+        try:
+            return self._rounding_monitor.measure(published, samples)
+        except BatchDamageError as error:  # of a sample that another rank computed
+            logger.warning("Not measuring the rounding of weights %d: %s", step, error)
+            return {}
 
-    def _round(self, dtype: torch.dtype, name: str, values: torch.Tensor) -> torch.Tensor:
-        """Return the values of a parameter, rounded as in published weights, on the parameter's device."""
-        exact, seed = (values.cpu(), self._seed) if self._stochastic else (values, None)
-        out = empty_published(exact, dtype, exact.device)
-        return round_tensor(name, exact, seed=seed, out=out).to(values.device)
+    def _round(self, name: str, values: torch.Tensor) -> torch.Tensor:
+        """Return the values of a parameter, rounded stochastically as in published weights, on the CPU."""
+        out = empty_published(values, torch.bfloat16, torch.device("cpu"))
+        return round_tensor(name, values, seed=self._seed, out=out)
 
     @contextmanager
-    def use_published_weights(self, published: Mapping[str, torch.Tensor] | None = None) -> Iterator[None]:
-        """Let the policy compute with the published weights inside this context.
+    def use_published_weights(self, *, changed: bool = False) -> Iterator[None]:
+        """Let the policy compute with the weights as published inside this context.
 
-        `published` has those that are already rounded.
+        `changed` weights differ from those of the last `publish`, so they are rounded again.
 
         With rounding to nearest, the context does nothing, because the policy's cast to the compute dtype
         rounds in this way. With stochastic rounding, rounded weights replace the exact weights. The end of
@@ -263,10 +286,10 @@ class OutputWriter:
         exact = {name: parameter.data for name, parameter in trained.items()}
         try:
             for name, parameter in trained.items():
-                rounded = (published or {}).get(name)
+                rounded = None if changed else self._published.get(name)
                 if rounded is None:
-                    rounded = self._round(torch.bfloat16, name, exact[name])
-                parameter.data = rounded.to(parameter.dtype)
+                    rounded = self._round(name, exact[name])
+                parameter.data = rounded.to(parameter)
             yield
         finally:
             for name, parameter in trained.items():
