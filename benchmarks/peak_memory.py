@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import psutil
 
 
 class Peak(threading.Thread):
-    """Peak memory (PSS, GB) of a process and its children, checked twice a second."""
+    """Peak memory (PSS, GB) of a process and its children.
+
+    It is checked twice a second, or less often if a check takes more than a fiftieth of the time.
+    """
 
     def __init__(self, pid: int) -> None:
         super().__init__(daemon=True)
@@ -18,8 +22,11 @@ class Peak(threading.Thread):
 
     def run(self) -> None:
         """Watch until `stop`."""
-        while not self._done.wait(0.5):
+        seconds = 0.0
+        while not self._done.wait(max(0.5, 50 * seconds)):
+            began = time.monotonic()
             self.peak = max(self.peak, self._held())
+            seconds = time.monotonic() - began
 
     def stop(self) -> float:
         """Stop watching, and return the peak."""

@@ -62,8 +62,8 @@ class Size:
 
 SIZES = {
     "3.4M": Size(prompts=8, group=8, steps=16, warm_up=4),
-    "135M": Size(prompts=8, group=8, steps=4, warm_up=1),
-    "0.5B": Size(prompts=4, group=4, steps=4, warm_up=1),
+    "135M": Size(prompts=8, group=8, steps=8, warm_up=4),
+    "0.5B": Size(prompts=4, group=4, steps=8, warm_up=4),
 }
 QUICK = Size(prompts=2, group=4, steps=2, warm_up=1)
 
