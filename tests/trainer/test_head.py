@@ -74,3 +74,22 @@ def test_never_holds_all_logits(monkeypatch):
     logprobs, _ = token_logprobs(hidden, weight, torch.zeros(1000, dtype=torch.long), torch.ones(1000))
     logprobs.sum().backward()
     assert 0 < largest * 4 <= 128 * 2**20
+
+
+@pytest.mark.parametrize("chunk", [7, 64])
+def test_bfloat16_gradient_of_a_vocabulary_of_several_blocks(chunk):
+    """The weight's gradient is summed in float32, block by block of its rows."""
+    torch.manual_seed(0)
+    hidden = torch.randn(29, 16, dtype=torch.bfloat16, requires_grad=True)
+    weight = torch.randn(9001, 16).div_(4).requires_grad_()
+    targets, temperatures = torch.randint(0, 9001, (29,)), torch.full((29,), 0.8)
+    logprobs, _ = token_logprobs(hidden, weight, targets, temperatures, chunk=chunk)
+    factors = torch.randn(29)
+    (logprobs * factors).sum().backward()
+    exact = weight.detach().bfloat16().float().requires_grad_()
+    logits = hidden.detach().float() @ exact.T / 0.8
+    (logits.log_softmax(-1).gather(1, targets[:, None])[:, 0] * factors).sum().backward()
+    assert weight.grad.dtype is torch.float32
+    assert (weight.grad - exact.grad).norm() / exact.grad.norm() < 0.01
+    rows = (weight.grad - exact.grad).norm(dim=1) / exact.grad.norm(dim=1)
+    assert rows.max() < 0.05

@@ -19,6 +19,7 @@ from torch import Tensor
 _CHUNK_BYTES = 128 * 2**20
 _CHUNK_BYTES_ON_GPU = 512 * 2**20  # larger, because every chunk reads and writes the whole gradient of W
 _CHUNK_TOKENS = 1024  # more tokens do not make the matrix product faster
+_BLOCK_ROWS = 4096  # rows of W whose gradient fits the cache of a processor
 
 
 def token_logprobs(
@@ -57,15 +58,14 @@ class _TokenLogprobs(torch.autograd.Function):
             normalizers[piece] = logits.gather(1, targets[piece, None]).squeeze(1) - logprobs[piece]
             entropies[piece] = -torch.bmm(log_p[:, None], torch.exp(log_p, out=logits)[:, :, None]).flatten()
         kept = log_p if len(targets) <= rows else None  # the buffer of a single chunk is still valid
-        ctx.save_for_backward(hidden, weight, targets, temperatures, normalizers, entropies, kept)
+        ctx.save_for_backward(hidden, weight, cast, targets, temperatures, normalizers, entropies, kept)
         return logprobs, entropies
 
     @staticmethod
     def backward(
         ctx: Any, d_logprobs: Tensor | None, d_entropies: Tensor | None
     ) -> tuple[Tensor | None, ...]:
-        hidden, weight, targets, temperatures, normalizers, entropies, kept = ctx.saved_tensors
-        cast = weight.to(hidden.dtype)
+        hidden, weight, cast, targets, temperatures, normalizers, entropies, kept = ctx.saved_tensors
         d_hidden = torch.zeros_like(hidden)
         d_weight = None
         if ctx.needs_input_grad[1]:  # a sum over many chunks needs float32, even for a 16-bit weight
@@ -96,10 +96,14 @@ class _TokenLogprobs(torch.autograd.Function):
 
 
 def _accumulate(total: Tensor, d_logits: Tensor, hidden: Tensor) -> None:
+    """Add d_logits^T hidden, the gradient of W, to `total`."""
     if total.dtype == hidden.dtype:
         total.addmm_(d_logits.t(), hidden)  # in place, because the product is as large as the weight
-    else:
-        total += d_logits.t() @ hidden
+        return
+    # On a CPU, the sum converts the product to the dtype of `total` first. Blocks stay in the cache.
+    rows = len(total) if total.is_cuda else _BLOCK_ROWS
+    for block, columns in zip(total.split(rows), d_logits.split(rows, dim=1), strict=True):
+        block += columns.t() @ hidden
 
 
 def _slices(total: int, rows: int) -> list[slice]:
