@@ -349,6 +349,17 @@ def test_resume_runs_only_missing_or_errored_rollouts(environment, tmp_path, wor
     assert (report["scored"], report["errored"], report["reward"]["value"]) == (4, 0, 1.0)
 
 
+def test_resume_keeps_a_row_that_lacks_only_its_newline(environment, tmp_path):
+    path = tmp_path / "out" / "rollouts.jsonl"
+    with chat_server(lambda body, _: str(number_of(body))) as (url, requests):
+        words = ("--base-url", url, "--model", "m", "--max-concurrent", "1")
+        evaluate(environment, tmp_path, *words)
+        path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:2]).rstrip(b"\n"))
+        evaluate(environment, tmp_path, *words, "--resume")
+    assert [number_of(body) for _, body in requests] == [0, 1, 2, 3, 2, 3]
+    assert [row["task_id"] for row in rows(tmp_path)] == ["n0", "n1", "n2", "n3"]
+
+
 def test_directory_with_an_evaluation_is_refused_before_anything_is_loaded(tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "settings.json").write_text("{}")

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from buckeye.base.json_lines import LineFile, read_json_lines
+from buckeye.base.json_lines import LineFile, parse_json_lines, read_json_lines
 from buckeye.errors import UsageError
 
 ROLLOUTS = "rollouts.jsonl"
@@ -60,8 +60,13 @@ def read_rows(path: Path) -> dict[tuple[str, int], EvalRow]:
 
 
 def open_rows(path: Path) -> LineFile:
-    """Open the file for appending, and truncate a partial line from a killed evaluation."""
+    """Open the file for appending, and remove a partial line from a killed evaluation.
+
+    A row that lacks only its newline stays: `read_rows` counts it.
+    """
     file = LineFile(path)
     content = path.read_bytes()
-    os.truncate(path, content.rfind(b"\n") + 1)
+    end = content.rfind(b"\n") + 1
+    if not list(parse_json_lines([content[end:]])):
+        os.truncate(path, end)
     return file
