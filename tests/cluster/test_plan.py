@@ -119,8 +119,10 @@ def test_plan_refuses_missing_gpus_of_a_node(gpus, at, message):
         (*OVER_NODES, "--cluster.engine", "srun", "--cluster.trainer-nodes", "2"),
         (*OVER_NODES, "--cluster.trainer-nodes", "1,2"),
         ("--cluster.nodes", "3", "--trainer.model.tp", "4"),
+        ("--cluster.engine", "ray"),
+        ("--cluster.ray-address", "10.0.0.1:6379"),
     ],
-    ids=["beyond", "twice", "idle", "torch", "one node", "srun", "of the trainer", "ranks"],
+    ids=["beyond", "twice", "idle", "torch", "one node", "srun", "of the trainer", "ranks", "ray", "address"],
 )
 def test_cluster_settings_that_exclude_each_other_are_refused(words, refusal):
     with refusal(ConfigError):

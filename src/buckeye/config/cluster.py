@@ -43,6 +43,12 @@ class ClusterConfig(BaseConfig):
         return list(range(self.nodes)) if self.inference_nodes is None else self.inference_nodes
 
     def conflicts(self) -> Conflicts:
+        for name in ("engine", "ray_address", "address"):
+            if self.nodes == 1 and (value := getattr(self, name)) not in ("auto", None):
+                yield conflict(
+                    f'`{name}` = "{value}" has no effect with `nodes` = 1: the run stays on this host',
+                    hint=f"set `nodes` to the number of hosts, or remove `{name}`",
+                )
         for name in ("trainer_nodes", "inference_nodes"):
             numbers = getattr(self, name) or []
             if any(number >= self.nodes for number in numbers):
