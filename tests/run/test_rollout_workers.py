@@ -7,6 +7,7 @@ import psutil
 import pytest
 
 from buckeye.monitor.metrics import RECORD_KEYS
+from buckeye.runs.status import run_status
 from tests.run.conftest import processes_of
 from tests.waiting import wait_for
 from tests.whole.docs.reference_tool import reference
@@ -26,6 +27,12 @@ def test_a_run_with_rollout_workers_trains(runner, start):
     wait_for(lambda: len(runner.metrics("out", "trainer")) >= 2, "the second step")
     workers = rollout_workers(running)
     assert len(workers) == 2
+    listed = [
+        (process.title, process.pid)
+        for process in run_status(runner.root / "out").processes
+        if process.restarts is None
+    ]
+    assert listed == [(f"rollouts {index}", worker.pid) for index, worker in enumerate(workers)]
     os.kill(workers[0].pid, signal.SIGKILL)
     printed, _ = running.communicate()
     assert running.returncode == 0, printed

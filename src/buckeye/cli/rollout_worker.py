@@ -1,4 +1,7 @@
-"""`python -m buckeye.cli.rollout_worker FD`: a process of the orchestrator that runs rollouts."""
+"""`python -m buckeye.cli.rollout_worker FD INDEX`: a process of the orchestrator that runs rollouts.
+
+`rl status` lists these processes by INDEX.
+"""
 
 from __future__ import annotations
 

@@ -131,6 +131,8 @@ def _short_state(run: RunStatus) -> str:
 def _process_table(processes: Sequence[ProcessStatus]) -> str:
     rows = [("process", "pid", "port", "restarts", "state")]
     for process in processes:
-        port = str(process.port) if process.port is not None else "-"
-        rows.append((process.title, str(process.pid), port, str(process.restarts), process.state))
+        port, restarts = (
+            "-" if number is None else str(number) for number in (process.port, process.restarts)
+        )
+        rows.append((process.title, str(process.pid), port, restarts, process.state))
     return align_columns(rows)

@@ -253,7 +253,7 @@ class RolloutWorkers:
         reader, writer = await asyncio.open_connection(sock=ours, limit=STREAM_LIMIT)
         env, secrets = hand_over_secrets({**os.environ, "BUCKEYE_PARENT_PID": str(os.getpid())})
         passed = [theirs.fileno(), *([] if secrets is None else [secrets])]
-        argv = [sys.executable, *self._program, str(theirs.fileno())]
+        argv = [sys.executable, *self._program, str(theirs.fileno()), str(index)]
         try:
             process = ChildProcess(argv, env=env, pass_fds=passed, guarded=True)
         finally:

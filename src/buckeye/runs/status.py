@@ -6,10 +6,13 @@ import re
 import statistics
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from buckeye.base.disk import free_bytes, size_of
 from buckeye.base.storage import read_json
@@ -31,6 +34,7 @@ STALE_SECONDS = 60.0
 """An active run without a report for this time is stale."""
 
 _PACE_STEPS = 20
+_ROLLOUT_WORKER = "buckeye.cli.rollout_worker"
 _ERROR_LINE = re.compile(r"\] +ERROR (.*)")
 _FAILURE_LINE = re.compile(r"^ *\| (?:error: |.*\] +ERROR |(?=[\w.]+(?:Error|Exception): ))(.*)")
 """Pattern for one line of the reason of a failure. Group 1 is the error message of the failed process."""
@@ -38,12 +42,12 @@ _FAILURE_LINE = re.compile(r"^ *\| (?:error: |.*\] +ERROR |(?=[\w.]+(?:Error|Exc
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProcessStatus:
-    """Process of an active run."""
+    """Process of an active run. `restarts` is None if the launcher does not restart the process."""
 
     title: str
     pid: int
     port: int | None
-    restarts: int
+    restarts: int | None
     state: str
 
 
@@ -118,7 +122,7 @@ def run_status(output_dir: Path, *, measure_disk: bool = True) -> RunStatus:
         started=record.started,
         ended=record.ended,
         restarts=record.restarts,
-        processes=[_process_status(known, record) for known in record.processes],
+        processes=_process_statuses(record),
         waits=waits(record) if state in ("starting", "running") else [],
         checkpoint_step=newest_step(output_dir),
         uploads=_uploads(output_dir),
@@ -194,6 +198,30 @@ def _seconds_left(record: RunRecord, trained: Sequence[StepMetrics]) -> float | 
     per_step = statistics.median(later - earlier for earlier, later in pairwise(times))  # robust to pauses
     steps = record.max_steps - trained[-1].number - 1
     return max(0.0, per_step * steps - max(0.0, time.time() - times[-1]))
+
+
+def _process_statuses(record: RunRecord) -> list[ProcessStatus]:
+    statuses = []
+    for known in record.processes:
+        statuses.append(_process_status(known, record))
+        if known.title == "orchestrator" and not record.elsewhere:
+            statuses += _rollout_workers(known.process())
+    return statuses
+
+
+def _rollout_workers(orchestrator: psutil.Process | None) -> list[ProcessStatus]:
+    """Return the rollout workers, by index. They are children of the orchestrator, which restarts them."""
+    workers: list[tuple[int, int]] = []
+    with suppress(psutil.Error):
+        for child in orchestrator.children() if orchestrator is not None else ():
+            with suppress(psutil.Error):  # the child has just ended
+                argv = child.cmdline()
+                if _ROLLOUT_WORKER in argv:
+                    workers.append((int(argv[-1]), child.pid))
+    return [
+        ProcessStatus(title=f"rollouts {index}", pid=pid, port=None, restarts=None, state="ready")
+        for index, pid in sorted(workers)
+    ]
 
 
 def _process_status(known: ProcessRecord, record: RunRecord) -> ProcessStatus:
