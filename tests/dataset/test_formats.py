@@ -27,6 +27,9 @@ def values(splits):
         ("d.json", json.dumps({"data": TWO}), [": data, row 1", ": data, row 2"]),
         ("a.csv", "prompt,answer\na,1\n\nb,2\n", [":2", ":4"]),
         ("b.csv", '\n"prompt"; answer\r\n"a";1\r\n"b";2', [":3", ":4"]),
+        ("A.CSV", "prompt,answer\na,1\nb,2\n", [":2", ":3"]),
+        ("A.TSV", "prompt\tanswer\na\t1\nb\t2\n", [":2", ":3"]),
+        ("A.JSON", json.dumps(TWO, indent=1), [":2", ":6"]),
         ("a.tsv", "prompt\tanswer\na\t1\nb\t2\n", [":2", ":3"]),
     ],
 )
@@ -34,6 +37,43 @@ def test_each_text_format_has_the_rows_and_their_lines(write, name, text, places
     splits = read_splits(write(name, text))
     assert values(splits) == {"train": TWO}
     assert [row.at for row in splits["train"]] == [f"{name}{place}" for place in places]
+
+
+def test_folder_with_a_compressed_file_is_refused(write):
+    write("d/train.jsonl.gz", "\x1f\x8b")
+    write("d/test.jsonl", TWO)
+    with pytest.raises(UsageError) as caught:
+        read_splits("d")
+    assert caught.value.code == "BK-FILE-FORMAT"
+    assert "train.jsonl.gz" in caught.value.message
+
+
+def test_parquet_with_two_columns_of_one_name_is_refused(tmp_path):
+    import pyarrow
+    from pyarrow import parquet
+
+    columns = [pyarrow.array(["a"]), pyarrow.array(["1"]), pyarrow.array(["2"])]
+    table = pyarrow.Table.from_arrays(columns, names=["prompt", "answer", "answer"])
+    parquet.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(UsageError) as caught:
+        read_splits(str(tmp_path / "a.parquet"))
+    assert caught.value.code == "BK-DATA-FORMAT"
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "list.json", "columns.json", "a.parquet"])
+def test_nan_is_a_missing_value(tmp_path, name):
+    rows = [{"prompt": "a", "answer": 1.0}, {"prompt": "b", "answer": float("nan")}]
+    if name == "a.parquet":
+        import pyarrow
+        from pyarrow import parquet
+
+        parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / name)
+    else:
+        columns = {column: [row[column] for row in rows] for column in rows[0]}
+        lines = "\n".join(map(json.dumps, rows))
+        texts = {"a.jsonl": lines, "list.json": json.dumps(rows), "columns.json": json.dumps(columns)}
+        (tmp_path / name).write_text(texts[name])
+    assert [row.values["answer"] for row in read_splits(str(tmp_path / name))["train"]] == [1.0, None]
 
 
 def test_a_json_object_without_lists_is_one_row(write):
@@ -185,6 +225,7 @@ def test_a_malformed_dataset_is_refused_with_its_place(write, refusal, case):
         ("rows.xlsx", "PK", "BK-FILE-FORMAT"),
         ("rows.parquet", "PAR", "BK-FILE-FORMAT"),
         ("folder/readme.md", "#", "BK-DATA-FORMAT"),
+        ("rows.jsonl.gz", "\x1f\x8b", "BK-FILE-FORMAT"),
     ],
 )
 def test_a_file_without_rows_is_refused(write, refusal, name, content, code):

@@ -196,6 +196,11 @@ def test_the_longest_prompts_are_found_and_the_shortest():
     assert set(found[1:]) == set(sorted(len(text) for text in prompts_of(train))[-2:]) <= sizes
 
 
+def test_nan_in_rows_in_memory_is_a_missing_value():
+    (row,) = rows_of_values([{"prompt": "a", "answer": float("nan")}], "row")
+    assert row.values == {"prompt": "a", "answer": None}
+
+
 def test_rows_in_memory_are_tasks_too():
     rows = rows_of_values([{"prompt": "a", "answer": 1}, {"prompt": "b", "answer": 2}], "row")
     prompts = make_prompts("rows", rows, None)

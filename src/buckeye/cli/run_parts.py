@@ -16,7 +16,7 @@ from buckeye.base.terminal import choose, confirm, prompt_for_text, show_file
 from buckeye.cli.hf import hf
 from buckeye.dataset.built_in import NAMES
 from buckeye.dataset.prompts import find_columns
-from buckeye.dataset.rows import SUFFIXES, read_splits
+from buckeye.dataset.rows import has_rows, read_splits
 from buckeye.errors import UsageError
 from buckeye.launch.preflight.model import resolve_run
 from buckeye.mcp.config import GymConfig, load_gym_config
@@ -56,7 +56,7 @@ class StarterWrittenError(Exception):
 def refuse_prompts(name: str) -> None:
     """Raise UsageError if the rows of a dataset are prompts in place of MCP tasks: prompts need a reward."""
     path = find_taskset(name)
-    if path.exists() and path.suffix not in SUFFIXES and not path.is_dir():
+    if path.exists() and not has_rows(path) and not path.is_dir():
         return
     splits = read_splits(name)
     rows = next(rows for rows in splits.values() if rows)

@@ -35,6 +35,12 @@ class Row(NamedTuple):
     at: str
 
 
+def make_row(values: Mapping[str, Any], at: str) -> Row:
+    """Return a row in which NaN, the missing value of pandas, is None."""
+    missing = [name for name, value in values.items() if isinstance(value, float) and value != value]
+    return Row({**values, **dict.fromkeys(missing)} if missing else values, at)
+
+
 class LazyRows(Sequence[Row]):
     """Sequence of rows. Each access decodes a row again."""
 
@@ -182,7 +188,7 @@ class ParquetRows(LazyRows):
     def _converted(self, start: int, count: int) -> list[Row]:
         path = str(self._path)
         return [
-            Row(
+            make_row(
                 {name: value if type(value) is str else _plain(value) for name, value in values.items()},
                 f"{path}: row {number}",
             )

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from buckeye.config.problems import closest, suggestion
-from buckeye.dataset.lazy_rows import Row, column_names
+from buckeye.dataset.lazy_rows import Row, column_names, make_row
 from buckeye.dataset.prompt_tasks import Columns, Kind, PromptTasks
 from buckeye.dataset.rows import EVAL, TRAIN, read_splits, row_error, show_row
 from buckeye.envs.base import Task
@@ -97,12 +97,14 @@ def _held_out_rows(splits: Mapping[str, Sequence[Row]]) -> Sequence[Row] | None:
 
 def rows_of_values(values: Iterable[Any], name: str) -> list[Row]:
     """Return rows for values in memory; error messages call each row `name`. Raises UsageError."""
-    rows = [Row(value, f"{name} {number}") for number, value in enumerate(values, 1)]
+    rows = []
+    for number, value in enumerate(values, 1):
+        at = f"{name} {number}"
+        if not isinstance(value, Mapping):
+            raise row_error(f"the row is {str(value)[:60]!r}", at, 'write {"prompt": "...", ...}')
+        rows.append(make_row(value, at))
     if not rows:
         raise UsageError("the dataset has no rows", code="BK-DATA-FORMAT", hint="add rows with prompts")
-    for row in rows:
-        if not isinstance(row.values, Mapping):
-            raise row_error(f"the row is {str(row.values)[:60]!r}", row.at, 'write {"prompt": "...", ...}')
     return rows
 
 

@@ -66,4 +66,6 @@ def _rewards(args: Mapping[str, Any]) -> list[str]:
 def _needs_hub(source: str) -> bool:
     """Return True for Parquet files, and for a dataset on the Hugging Face hub."""
     path = Path(source).expanduser()
-    return not path.exists() or path.suffix == _PARQUET or (path.is_dir() and any(path.rglob(f"*{_PARQUET}")))
+    if not path.exists() or path.suffix.lower() == _PARQUET:
+        return True
+    return path.is_dir() and any(path.rglob(f"*{_PARQUET}"))

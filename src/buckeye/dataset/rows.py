@@ -16,7 +16,7 @@ from buckeye.base.disk import human_bytes
 from buckeye.base.distribution import need
 from buckeye.config.config_files import read_text
 from buckeye.config.problems import closest, suggestion
-from buckeye.dataset.lazy_rows import JoinedRows, ParquetRows, Row, json_lines_rows, json_list_rows
+from buckeye.dataset.lazy_rows import JoinedRows, ParquetRows, Row, json_lines_rows, json_list_rows, make_row
 from buckeye.errors import UsageError
 from buckeye.mcp.tasks.dataset import find_taskset
 
@@ -34,6 +34,7 @@ _SPLIT_WORDS = {
     "validation": ("validation", "valid", "val", "dev"),
 }
 _METADATA_FILES = ("dataset_infos.json", "info.json")
+_COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".zip")
 _DELIMITERS = ",;\t|"
 
 
@@ -91,9 +92,14 @@ def _shorten(value: Any) -> Any:
 def split_subset(source: str) -> tuple[str, str]:
     """Return ORG/NAME and FOLDER for a subset ORG/NAME/FOLDER of a hub dataset; else `source` and ""."""
     parts, local = source.split("/"), Path(source).expanduser()
-    if not local.exists() and len(parts) == 3 and all(parts) and local.suffix not in SUFFIXES:
+    if not local.exists() and len(parts) == 3 and all(parts) and not has_rows(local):
         return "/".join(parts[:2]), parts[2]
     return source, ""
+
+
+def has_rows(path: Path) -> bool:
+    """Return True if the name of a file has one of `SUFFIXES`, in any case."""
+    return path.suffix.lower() in SUFFIXES
 
 
 def _locate(source: str) -> Path:
@@ -101,7 +107,7 @@ def _locate(source: str) -> Path:
     path = find_taskset(name, subset) / subset
     if path.exists():
         return path
-    siblings = [file.name for file in path.parent.glob("*") if file.suffix in SUFFIXES]
+    siblings = [file.name for file in path.parent.glob("*") if has_rows(file)]
     near = closest(path.name, siblings, count=1)
     raise UsageError(
         f"no dataset at {source}",
@@ -115,8 +121,10 @@ def _locate(source: str) -> Path:
 def _files_of_folder(folder: Path) -> list[tuple[str, Path]]:
     """Return the files with rows in a folder, each with its split. The split comes from the file name."""
     hidden = lambda path: any(part.startswith(".") for part in path.relative_to(folder).parts)  # noqa: E731
-    files = [path for path in sorted(folder.rglob("*")) if path.suffix in SUFFIXES and not hidden(path)]
-    files = [path for path in files if path.name not in _METADATA_FILES]
+    files = [path for path in sorted(folder.rglob("*")) if not hidden(path)]
+    if (compressed := next(filter(_is_compressed, files), None)) is not None:
+        raise _not_rows(compressed)
+    files = [path for path in files if has_rows(path) and path.name not in _METADATA_FILES]
     splits = {path: _split_of(path.relative_to(folder)) for path in files}
     if TRAIN in splits.values() and (others := [path.name for path, split in splits.items() if not split]):
         log.warning("%s: not read, because their names contain no split: %s", folder, ", ".join(others))
@@ -153,33 +161,38 @@ def _read_file(path: Path) -> dict[str | None, Sequence[Row]]:
 
     A JSON file with a problem is read again as text, to report its problems.
     """
-    if path.suffix not in SUFFIXES:
-        raise UsageError(
-            f"{path} is not a file with rows",
-            code="BK-FILE-FORMAT",
-            hint=f"convert it to one of {', '.join(SUFFIXES)}",
-        )
-    size = path.stat().st_size
+    if not has_rows(path):
+        raise _not_rows(path)
+    suffix, size = path.suffix.lower(), path.stat().st_size
     if size > _MAX_BYTES:
         raise UsageError(
             f"{path} has {human_bytes(size)}; the limit is {human_bytes(_MAX_BYTES)}",
             code="BK-DATA-FORMAT",
             hint="use fewer rows",
         )
-    if path.suffix == ".parquet":
+    if suffix == ".parquet":
         return {None: _parquet_rows(path)}
-    if path.suffix in (".jsonl", ".ndjson", ".json"):
-        rows = (json_list_rows(path) if path.suffix == ".json" else None) or json_lines_rows(path)
-        if rows is not None and (path.suffix != ".json" or len(rows) > 1):
+    if suffix in (".jsonl", ".ndjson", ".json"):
+        rows = (json_list_rows(path) if suffix == ".json" else None) or json_lines_rows(path)
+        if rows is not None and (suffix != ".json" or len(rows) > 1):
             return {None: rows}
     text = read_text(str(path))
     if not text.strip():
         raise UsageError(f"{path} is empty", code="BK-DATA-FORMAT", hint="add rows with prompts")
-    if path.suffix in (".csv", ".tsv"):
+    if suffix in (".csv", ".tsv"):
         return {None: _csv_rows(text, path)}
-    if path.suffix == ".json" and not _is_json_lines(text):
+    if suffix == ".json" and not _is_json_lines(text):
         return _json_rows(text, path)
     return {None: _json_lines_rows(text, path)}
+
+
+def _is_compressed(path: Path) -> bool:
+    return path.suffix.lower() in _COMPRESSED and has_rows(path.with_suffix(""))
+
+
+def _not_rows(path: Path) -> UsageError:
+    hint = "decompress it" if _is_compressed(path) else f"convert it to one of {', '.join(SUFFIXES)}"
+    return UsageError(f"{path} is not a file with rows", code="BK-FILE-FORMAT", hint=hint)
 
 
 def _is_json_lines(text: str) -> bool:
@@ -215,7 +228,7 @@ def _object_row(value: Any, at: str) -> Row:
     if not isinstance(value, dict):
         kind = "a list" if isinstance(value, list) else f"{json.dumps(value)[:60]}"
         raise row_error(f"the row is {kind}, not an object", at, 'write {"prompt": "...", ...}')
-    return Row(value, at)
+    return make_row(value, at)
 
 
 def _json_rows(text: str, path: Path) -> dict[str | None, Sequence[Row]]:
@@ -230,7 +243,7 @@ def _json_rows(text: str, path: Path) -> dict[str | None, Sequence[Row]]:
     if not isinstance(value, dict):
         raise row_error("expected a list of objects", str(path), 'write [{"prompt": "..."}, ...]')
     if "messages" in value or not any(isinstance(part, list | dict) for part in value.values()):
-        return {None: [Row(value, f"{path}:1")]}
+        return {None: [make_row(value, f"{path}:1")]}
     return _rows_of_object(value, path)
 
 
@@ -247,20 +260,20 @@ def _rows_of_object(value: Mapping[str, Any], path: Path) -> dict[str | None, Se
     if all(isinstance(item, dict) for part in value.values() for item in part):
         return {
             (None if len(value) == 1 else _split_of(Path(name)) or name): [
-                Row(item, f"{path}: {name}, row {number}") for number, item in enumerate(part, 1)
+                make_row(item, f"{path}: {name}, row {number}") for number, item in enumerate(part, 1)
             ]
             for name, part in value.items()
         }
     if len({len(part) for part in value.values()}) > 1:
         raise row_error("the lists of the columns differ in length", str(path), "give each row every column")
     columns = [dict(zip(value, row, strict=True)) for row in zip(*value.values(), strict=True)]
-    return {None: [Row(row, f"{path}: row {number}") for number, row in enumerate(columns, 1)]}
+    return {None: [make_row(row, f"{path}: row {number}") for number, row in enumerate(columns, 1)]}
 
 
 def _csv_rows(text: str, path: Path) -> list[Row]:
     """Return the rows of a CSV text. Empty cells are None."""
     header = text.lstrip().split("\n", 1)[0]
-    delimiter = "\t" if path.suffix == ".tsv" else max(_DELIMITERS, key=header.count)
+    delimiter = "\t" if path.suffix.lower() == ".tsv" else max(_DELIMITERS, key=header.count)
     csv.field_size_limit(2**31 - 1)
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     names: list[str] = []
@@ -291,7 +304,7 @@ def _check_header(names: Sequence[str], at: str) -> None:
     duplicate = next((name for name in names if names.count(name) > 1), None)
     if duplicate is not None:
         what = f"two columns are named {duplicate!r}" if duplicate else "a column has no name"
-        raise row_error(what, at, "give each column a different name in the first line")
+        raise row_error(what, at, "give each column a different name")
 
 
 def _parquet_rows(path: Path) -> ParquetRows:
@@ -306,6 +319,7 @@ def _parquet_rows(path: Path) -> ParquetRows:
     except (pyarrow.ArrowException, OSError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise UsageError(f"{path} is not readable as Parquet: {reason}", code="BK-FILE-FORMAT") from None
+    _check_header(table.column_names, str(path))
     binary = [field.name for field in table.schema if "binary" in str(field.type)]
     if binary:
         log.warning("%s: columns with binary data are left out: %s", path, ", ".join(binary))
