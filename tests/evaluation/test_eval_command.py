@@ -328,6 +328,21 @@ def test_errors_are_counted_and_have_no_reward(environment, tmp_path):
     assert [row["reward"] for row in rows(tmp_path) if row["task_id"] == "n2"] == [None]
 
 
+def test_text_of_the_model_and_the_environment_cannot_control_the_terminal(environment, tmp_path):
+    with chat_server(lambda *_: (400, "\x1b[2J broken")) as (url, _):
+        done = evaluate(environment, tmp_path, "--base-url", url, "--model", "m", code=1)
+    assert "\\x1b[2J broken" in done.stderr
+    assert "\x1b" not in done.stderr
+    path = tmp_path / "raising.py"
+    path.write_text(ENVIRONMENT.replace("right = ", 'assert task.data["n"], reply.text\n        right = '))
+    with chat_server(lambda *_: "\x1b[2J") as (url, _):
+        argv = command(str(path), tmp_path / "2", "--base-url", url, "--model", "m")
+        done = subprocess.run(argv, capture_output=True, text=True)
+    assert "\\x1b[2J" in done.stdout
+    assert "\\x1b[2J" in done.stderr
+    assert "\x1b" not in done.stdout + done.stderr
+
+
 def test_resume_runs_only_missing_or_errored_rollouts(environment, tmp_path, wording):
     def broken(body, _):
         return (400, "bad request") if number_of(body) == 2 else str(number_of(body))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import os
 import sys
 import traceback
@@ -132,6 +133,19 @@ def _prepare_streams() -> None:
         stream = getattr(sys, name)
         if mode == "w" and isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # for characters that the encoding does not have
+    if logging.lastResort is not None:  # prints the warnings of commands without a log
+        logging.lastResort.setFormatter(_PrintableFormatter())
+
+
+class _PrintableFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return _printable(super().format(record))
+
+
+def _printable(text: str) -> str:
+    from buckeye.base.json_lines import printable  # imports more than `--help` needs
+
+    return printable(text)
 
 
 def _as_buckeye_error(error: Exception) -> BuckeyeError:
@@ -168,5 +182,5 @@ def _report_error(error: BuckeyeError, kind: str | None = None) -> int:
     heartbeat.failed(str(error), error=kind or type(error).__name__, final=error.final, code=error.code)
     if os.environ.get(DEBUG_VARIABLE):
         traceback.print_exc()
-    print(error.text, file=sys.stderr)
+    print(_printable(error.text), file=sys.stderr)
     return error.exit_code

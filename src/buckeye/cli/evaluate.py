@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
+from buckeye.base.json_lines import printable
 from buckeye.base.terminal import status_line, stdout_kept
 from buckeye.cli.env_options import (
     AnswerColumnOption,
@@ -168,7 +169,7 @@ def evaluate(
                 typer.echo(f"{directory}: has the finished rollouts; continue with --resume", err=True)
                 raise
         if not as_json:
-            typer.echo(f"{reports[-1]}\n" if len(names) > 1 else str(reports[-1]))
+            typer.echo(printable(f"{reports[-1]}\n" if len(names) > 1 else str(reports[-1])))
     values = [report.to_json() for report in reports]
     if as_json:
         value = values[0] if len(values) == 1 else {"evaluations": values}

@@ -44,7 +44,7 @@ def status_text(run: RunStatus, now: float) -> str:
         ("time left", human_duration(run.seconds_left) if run.seconds_left is not None else ""),
         ("last step", f"{_ago(run.last_step_time, now)}" if run.last_step_time is not None else ""),
         ("checkpoint", f"step {run.checkpoint_step}" if run.checkpoint_step is not None else "none yet"),
-        ("uploads", printable(str(run.uploads.get("text", ""))) if run.uploads else ""),
+        ("uploads", str(run.uploads.get("text", "")) if run.uploads else ""),
         ("restarts", str(run.restarts)),
         ("disk", _disk(run)),
         ("last error", run.last_error or ""),

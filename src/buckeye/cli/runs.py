@@ -75,7 +75,9 @@ def status(
         while True:
             seen = run_status(directory)
             clear = "\x1b[H\x1b[2J" if watch and not as_json and sys.stdout.isatty() else ""
-            text = json.dumps(dataclasses.asdict(seen)) if as_json else status_text(seen, time.time())
+            text = (
+                json.dumps(dataclasses.asdict(seen)) if as_json else printable(status_text(seen, time.time()))
+            )
             typer.echo(clear + text)
             if not watch or seen.state not in ACTIVE_STATES:
                 return

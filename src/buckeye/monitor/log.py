@@ -7,7 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-from buckeye.base.json_lines import LineStream
+from buckeye.base.json_lines import LineStream, printable
 from buckeye.monitor.console import protect_output
 
 SUCCESS = 25
@@ -20,12 +20,14 @@ _COLOURS = {"DEBUG": "\x1b[2m", "SUCCESS": "\x1b[32m", "WARNING": "\x1b[33m", "E
 
 
 class _Formatter(logging.Formatter):
+    """Formatter of the console."""
+
     def __init__(self, *, colour: bool) -> None:
         super().__init__("%(asctime)s %(levelname)7s %(message)s", datefmt="%H:%M:%S")
         self._colour = colour
 
     def format(self, record: logging.LogRecord) -> str:
-        line = super().format(record)
+        line = printable(super().format(record))
         code = _COLOURS.get(record.levelname) if self._colour else None
         return f"{code}{line}\x1b[0m" if code else line
 
