@@ -44,6 +44,16 @@ def test_data_and_rewards_are_searched_next_to_the_file(folder):
     }
 
 
+def test_tilde_is_the_home_directory(folder, monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    (folder / "run.toml").write_text('output_dir = "~/runs/a"\n[model]\nname = "~/models/m"\n')
+    config = load_config(RLConfig, ["@", "conf/run.toml"])
+    assert str(config.trainer.output_dir) == str(config.output_dir) == "/home/me/runs/a"
+    assert config.trainer.model.name == config.orchestrator.model.name == "/home/me/models/m"
+    sft = load_config(SFTConfig, ["--output-dir=~nobody-here/x", "--data.path=~/chats.jsonl"])
+    assert [str(sft.output_dir), str(sft.data.path)] == ["~nobody-here/x", "/home/me/chats.jsonl"]
+
+
 def test_file_next_to_the_configuration_wins(folder):
     for path, expected in (("both.jsonl", "conf/both.jsonl"), ("data", "conf/data"), ("here.jsonl",) * 2):
         ((_, found),) = environments(folder, [{"id": "mcp", "args": {"dataset": path}}])

@@ -244,6 +244,13 @@ def test_a_missing_file_is_not_searched_on_the_hub(write, name):
     assert ("prompts.jsonl" in caught.value.hint) == (name == "promts.jsonl")
 
 
+def test_equal_suffixes_do_not_make_names_similar(write):
+    write("a.jsonl", TWO)
+    with pytest.raises(UsageError) as caught:
+        read_prompts("questions.jsonl")
+    assert "a.jsonl" not in caught.value.hint
+
+
 def test_all_malformed_rows_are_listed_up_to_ten(write, wording):
     with pytest.raises(UsageError) as caught:
         read_prompts(write("a.jsonl", [{"prompt": None}] * 12))

@@ -76,7 +76,16 @@ def test_path_without_a_model_is_not_looked_up_on_the_hub(models, command, name,
 
 @pytest.mark.parametrize(
     "name",
-    ["warm/weights/step_100", "warm/wieghts", "wram/weights/step_20", "warm/x", "./none", "x/y/z", "warm"],
+    [
+        "warm/weights/step_100",
+        "warm/wieghts",
+        "wram/weights/step_20",
+        "warm/x",
+        "./none",
+        "x/y/z",
+        "warm",
+        "my modèl",
+    ],
 )
 def test_missing_path_suggests_the_nearest_model(models, monkeypatch, refusal, name):
     monkeypatch.chdir(models)

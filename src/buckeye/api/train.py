@@ -78,7 +78,9 @@ def train(
         answer_column=answer_column,
         env=env,
     )
-    folder = choose_output_directory(None if output_dir is None else Path(output_dir), arguments.name)
+    folder = choose_output_directory(
+        None if output_dir is None else Path(output_dir).expanduser(), arguments.name
+    )
     argv = ["--yes", "--model", _model_name(model), *arguments.flags(), "--output-dir", str(folder)]
     argv += flatten_settings(settings)
     parse_train_args(argv).check_composed()
@@ -162,7 +164,7 @@ def evaluate(
         sampling=ChatSampling(temperature=temperature, top_p=None, max_tokens=max_tokens, seed=seed),
         seed=seed,
         max_concurrent=max_concurrent,
-        output_dir=_new_folder(arguments.name) if output_dir is None else Path(output_dir),
+        output_dir=_new_folder(arguments.name) if output_dir is None else Path(output_dir).expanduser(),
     )
     CALLER_ENVIRONMENTS.extend([environment] if environment is not None else [])
     try:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from buckeye.config.line_numbers import json_line_numbers, toml_line_numbers
-from buckeye.config.problems import closest, suggestion
+from buckeye.config.problems import closest_file
 from buckeye.config.settings import MISSING, KeyPath, Layer, Location, Settings
 from buckeye.config.toml_errors import show_position, toml_error
 from buckeye.errors import ConfigError
@@ -92,9 +92,8 @@ def hint_for_missing_file(path: Path) -> str:
     """Return a hint with the existing path that is closest to a missing one, or else with the folder."""
     if not path.parent.is_dir():
         return f"check the path: the folder {path.parent} does not exist in {Path.cwd()} either"
-    files = [file.name for file in path.parent.glob("*") if file.suffix == path.suffix]
-    near = [str(path.parent / name) for name in closest(path.name, files, count=1)]
-    return suggestion(near) or f"check the path: the working directory is {Path.cwd()}"
+    files = (file for file in path.parent.glob("*") if file.suffix == path.suffix)
+    return closest_file(path, files) or f"check the path: the working directory is {Path.cwd()}"
 
 
 def _parse_toml(name: str, text: str) -> tuple[dict[str, Any], dict[KeyPath, int]]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
-from buckeye.config.shared import BaseConfig, Conflicts, conflict
+from buckeye.config.shared import BaseConfig, Conflicts, UserPath, conflict
 
 AllOrCount = Annotated[int, Field(ge=-1)]
 
@@ -33,7 +32,7 @@ class EnvConfig(BaseConfig):
     isolation: Literal["auto", "none", "process"] = "auto"
     """none: run in the orchestrator's process. process: run in separate worker processes. auto: process for
     environments that were not written for Buckeye."""
-    python: Path | None = None
+    python: UserPath | None = None
     """Python interpreter of its workers. None: the interpreter where the environment is installed."""
     workers: PositiveInt = 1
     """Number of worker processes that share the rollouts of the environment."""

@@ -8,7 +8,16 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
-from buckeye.config.shared import BaseConfig, Conflicts, LogConfig, Port, Quantization, conflict
+from buckeye.config.shared import (
+    BaseConfig,
+    Conflicts,
+    LogConfig,
+    ModelName,
+    Port,
+    Quantization,
+    UserPath,
+    conflict,
+)
 
 
 class ServerConfig(BaseConfig):
@@ -29,7 +38,7 @@ class ServerConfig(BaseConfig):
 class ServedModelConfig(BaseConfig):
     """Model to serve."""
 
-    name: str = "Qwen/Qwen3-0.6B"
+    name: ModelName = "Qwen/Qwen3-0.6B"
     """A model directory, or a name on the Hugging Face hub."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device of the model. auto: a GPU if available."""
@@ -85,17 +94,17 @@ class InferenceConfig(BaseConfig):
     max_lora_rank: PositiveInt | None = None
     """Maximum rank of LoRA adapters in vLLM. None: no adapters. The embedded engine has no limit. A run that
     trains adapters sets this value to their rank."""
-    weights_dir: Path | None = None
+    weights_dir: UserPath | None = None
     """Load new weights and adapters only from this folder. None: output_dir."""
     no_key: bool = False
     """Accept requests without a key, on loopback only. Routes that control the server are then off."""
     vllm: dict[str, Any] = {}
     """Additional vLLM arguments, by vLLM's names: `max_num_batched_tokens = 8192`."""
-    vllm_python: Path | None = None
+    vllm_python: UserPath | None = None
     """Python interpreter with vLLM. None: the current one, or the interpreter of `buckeye vllm install`."""
     log: LogConfig = LogConfig()
     """Logging."""
-    output_dir: Path = Path("outputs")
+    output_dir: UserPath = Path("outputs")
     """Directory of logs."""
 
     def warnings(self) -> Iterator[str]:

@@ -32,6 +32,7 @@ from buckeye.config.shared import (
     EvalSamplingConfig,
     LogConfig,
     PolicyModelConfig,
+    UserPath,
     WandbConfig,
     conflict,
     max_token_age,
@@ -161,7 +162,7 @@ class OrchestratorConfig(BaseConfig):
     """Logging."""
     wandb: WandbConfig | None = None
     """Log to Weights & Biases."""
-    output_dir: Path = Path("outputs")
+    output_dir: UserPath = Path("outputs")
     """Output directory of the run."""
 
     @property

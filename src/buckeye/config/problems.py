@@ -6,6 +6,7 @@ import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from buckeye.config.settings import KeyPath, Layer, Location, dotted, flag_of
 from buckeye.errors import ConfigError
@@ -117,6 +118,12 @@ def closest(word: str, known: Iterable[str], *, count: int = 3) -> list[str]:
         if name == initials or (len(wanted) > 2 and (wanted in name or name in wanted.split("_")))
     ]
     return [names[name] for name in dict.fromkeys([*similar, *related])][:count]
+
+
+def closest_file(path: Path, others: Iterable[Path]) -> str | None:
+    """Return a hint with the file that is closest to a missing one, without regard to suffixes, or None."""
+    paths = {other.stem: str(path.parent / other.name) for other in others}
+    return suggestion([paths[name] for name in closest(path.stem, paths, count=1)])
 
 
 def suggestion(names: Sequence[str]) -> str | None:

@@ -20,6 +20,7 @@ from buckeye.config.shared import (
     LogConfig,
     PolicyModelConfig,
     TrackedConfig,
+    UserPath,
     WandbConfig,
     conflict,
 )
@@ -55,7 +56,7 @@ class RLConfig(TrackedConfig):
     """Devices of inference on each of its nodes: GPUs, or CPU slots on a machine without GPUs."""
     trainer_gpu_ids: DeviceIds = TRAINER_DEVICES
     """Devices of the trainer on each of its nodes, one per rank."""
-    output_dir: Path = Path("outputs")
+    output_dir: UserPath = Path("outputs")
     """Output directory of the run."""
     clean: bool = False
     """Delete the files of an earlier run in output_dir."""

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from pydantic import PositiveInt
 
-from buckeye.config.shared import BaseConfig, TrackedConfig
+from buckeye.config.shared import BaseConfig, TrackedConfig, UserPath
 from buckeye.config.trainer import TrainingConfig
 
 
 class ChatDataConfig(BaseConfig):
     """Conversations to train on: JSON lines {"messages": [{"role": ..., "content": ...}, ...]}."""
 
-    path: Path
+    path: UserPath
     """File of conversations to train on."""
-    val_path: Path | None = None
+    val_path: UserPath | None = None
     """File to measure the validation loss on: before the first step, at each checkpoint, and at the end."""
     val_interval: PositiveInt | None = None
     """Steps between two additional measurements of the validation loss. None: no additional measurements."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -24,6 +26,16 @@ CONFLICT = "conflict"
 """Type of the pydantic errors that `conflict` returns."""
 
 Conflicts = Iterator[PydanticCustomError]
+
+
+def _expand_home(path: Path) -> Path:
+    return Path(os.path.expanduser(path))  # `~user` stays unchanged for an unknown user
+
+
+UserPath = Annotated[Path, AfterValidator(_expand_home)]
+"""Path of a setting. `~` at its start is the home directory."""
+ModelName = Annotated[str, AfterValidator(os.path.expanduser)]
+"""Model directory, or a name on the hub. `~` at its start is the home directory."""
 
 
 class BaseConfig(BaseModel):
@@ -163,7 +175,7 @@ class TrackioConfig(BaseConfig):
 class TensorboardConfig(BaseConfig):
     """Logging for TensorBoard."""
 
-    log_dir: Path | None = None
+    log_dir: UserPath | None = None
     """Directory of the logs. None: `tensorboard/` in the output directory."""
 
 
@@ -226,7 +238,7 @@ class ClientConfig(BaseConfig):
 class PolicyModelConfig(BaseConfig):
     """Model that samples tokens."""
 
-    name: str = "Qwen/Qwen3-0.6B"
+    name: ModelName = "Qwen/Qwen3-0.6B"
     """A model directory, or a name on the Hugging Face hub."""
 
 

@@ -14,7 +14,9 @@ from buckeye.config.shared import (
     CheckpointConfig,
     Conflicts,
     LogConfig,
+    ModelName,
     Quantization,
+    UserPath,
     WandbConfig,
     conflict,
     variant,
@@ -76,10 +78,10 @@ class ExperimentalConfig(BaseConfig):
 class ModelConfig(BaseConfig):
     """Model to train."""
 
-    name: str = "Qwen/Qwen3-0.6B"
+    name: ModelName = "Qwen/Qwen3-0.6B"
     """A model directory, a name on the Hugging Face hub, or an adapter folder. With an adapter folder,
     training starts from the adapter and its base model."""
-    adapter: Path | None = None
+    adapter: UserPath | None = None
     """Folder of an adapter to start from. With experimental.lora, the adapter is trained. Without it, the
     adapter is merged into the model, and the model is trained."""
     quantization: Quantization | None = None
@@ -300,7 +302,7 @@ class TrainedBatchesConfig(BaseConfig):
 class SupervisedConfig(BaseConfig):
     """Conversations that every update also trains on, with cross-entropy on the tokens of the assistant."""
 
-    path: Path
+    path: UserPath
     """File of conversations: JSON lines as of `buckeye sft`. Conversations above seq_len are dropped."""
     batch_size: PositiveInt = 8
     """Number of conversations per update."""
@@ -325,7 +327,7 @@ class TrainingConfig(BaseConfig):
     """Logging."""
     wandb: WandbConfig | None = None
     """Log to Weights & Biases."""
-    output_dir: Path = Path("outputs")
+    output_dir: UserPath = Path("outputs")
     """Output directory of the run."""
     seed: int = 0
     """Seed of the trainer."""

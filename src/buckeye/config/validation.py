@@ -154,6 +154,8 @@ def _key(part: str) -> str | int:
 def _invalid_value(settings: Settings, path: KeyPath, value: Any, shape: Shape) -> Problem:
     message = f"`{dotted(path)}` is {format_value(value)}; expected {shape.expected()}"
     hint = suggestion(closest(value, map(str, shape.choices))) if isinstance(value, str) else None
+    if isinstance(value, dict) and shape.element is not None and shape.element.tables:
+        hint = f"begin each section with `[[{dotted(path)}]]`"
     return Problem(path=path, location=settings.location(path), message=message, hint=hint)
 
 

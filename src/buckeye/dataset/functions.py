@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 
 from buckeye.base.threads import run_in_daemon_thread
 from buckeye.base.user_function import import_file
-from buckeye.config.problems import closest, suggestion
+from buckeye.config.problems import closest, closest_file, suggestion
 from buckeye.dataset.prompt_tasks import Columns
 from buckeye.dataset.rows import raise_problems, row_error
 from buckeye.envs.base import Task
@@ -276,9 +276,8 @@ def load_function(spec: str) -> Callable[..., Any]:
 
 def _import_path(path: Path) -> ModuleType:
     if not path.is_file():
-        siblings = [file.name for file in path.parent.glob("*.py")]
-        near = [str(path.parent / name) for name in closest(path.name, siblings, count=1)]
-        hint = suggestion(near) or f"check the path; the working directory is {Path.cwd()}"
+        near = closest_file(path, path.parent.glob("*.py"))
+        hint = near or f"check the path; the working directory is {Path.cwd()}"
         raise UsageError(f"no reward file {path}", code="BK-FILE-NOT-FOUND", hint=hint)
     with report_import_errors(f"the reward file {path}", path.parent):
         return import_file(path)

@@ -15,7 +15,7 @@ from buckeye.base.columns import counted
 from buckeye.base.disk import human_bytes
 from buckeye.base.distribution import need
 from buckeye.config.config_files import read_text
-from buckeye.config.problems import closest, suggestion
+from buckeye.config.problems import closest_file
 from buckeye.dataset.lazy_rows import JoinedRows, ParquetRows, Row, json_lines_rows, json_list_rows, make_row
 from buckeye.errors import UsageError
 from buckeye.mcp.tasks.dataset import find_taskset
@@ -107,12 +107,10 @@ def _locate(source: str) -> Path:
     path = find_taskset(name, subset) / subset
     if path.exists():
         return path
-    siblings = [file.name for file in path.parent.glob("*") if has_rows(file)]
-    near = closest(path.name, siblings, count=1)
     raise UsageError(
         f"no dataset at {source}",
         code="BK-DATA-NOT-FOUND",
-        hint=suggestion([str(path.parent / name) for name in near])
+        hint=closest_file(path, filter(has_rows, path.parent.glob("*")))
         or f"name a file ({', '.join(SUFFIXES)}), a folder of such files, or ORG/NAME on the Hugging Face "
         f"hub; the working directory is {Path.cwd()}",
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 from difflib import get_close_matches
 from pathlib import Path
@@ -20,6 +21,7 @@ from buckeye.run_files.record import ACTIVE_STATES, STATUS_FILE, read_record
 MODEL_FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "tokenizer.model"]
 """Files of a model's repository that are downloaded. The cached copy of a model is complete with these."""
 _LOOKUP_SECONDS = 10.0
+_HUB_NAME = re.compile(r"([\w.-]+/)?[\w.-]+", re.ASCII)
 
 
 def download_hint(name: str) -> str:
@@ -89,7 +91,7 @@ def cached_revision(model: Path) -> str | None:
 def refuse_path(name: str, *, at: str | None = "model.name") -> None:
     """Raise UsageError if `name` is a path. The caller has found no model at this path.
 
-    A name with more than one slash, or whose first folder exists, is not a name on the hub. The error names
+    A name that the hub cannot have, or whose first folder exists, is not a name on the hub. The error names
     the setting or flag `at`, and the most similar model directory.
     """
     path, first = Path(name).expanduser(), name.partition("/")[0]
@@ -101,7 +103,7 @@ def refuse_path(name: str, *, at: str | None = "model.name") -> None:
             at=at,
             hint=f"import it with `buckeye model import {name} {folder}`, then use the model {folder}",
         )
-    is_path = name.startswith((".", "/", "~")) or name.count("/") > 1 or path.exists()
+    is_path = name.startswith((".", "/", "~")) or path.exists() or _HUB_NAME.fullmatch(name) is None
     if not is_path and not Path(first).is_dir():
         return
     near = nearest_model(name)
@@ -158,9 +160,10 @@ def run_directory(name: str) -> Path | None:
 def resolve_run(name: str, *, at: str = "--model") -> str:
     """Return the newest weights of the run `name`, which is its directory, name or id; other names unchanged.
 
-    A path that exists, else the name or id of a run, else a name on the hub. Raises UsageError for a run
-    without weights, and for an active run, which deletes weights.
+    A path that exists, else the name or id of a run, else a name on the hub. `~` is the home directory.
+    Raises UsageError for a run without weights, and for an active run, which deletes weights.
     """
+    name = os.path.expanduser(name)
     run = Path(name) if (Path(name) / "weights").is_dir() else run_directory(name)
     if run is None or (run / "config.json").exists():
         return name

@@ -15,7 +15,7 @@ from buckeye.config.flags import apply_flags, parse_flags
 from buckeye.config.problems import closest, config_error
 from buckeye.config.rl import RLConfig
 from buckeye.config.settings import Settings
-from buckeye.config.shared import BaseConfig
+from buckeye.config.shared import BaseConfig, UserPath
 from buckeye.config.structure import fields_of, resolve
 from buckeye.config.validation import validate
 from buckeye.errors import UsageError
@@ -79,13 +79,13 @@ class TrainFlags(BaseConfig):
     """Column with the answers, for built-in rewards and the parameter `answer`."""
     env: str | None = None
     """Environment: ID, PATH, or ID:name=value."""
-    config: Path | None = None
+    config: UserPath | None = None
     """Configuration of an MCP environment, from `buckeye rl init`."""
     gpus: str | None = None
     """Number and type. Default: all GPUs of this machine."""
     provider: Literal["local", "prime", "ssh"] | None = None
     """This machine, a rented one, or your host."""
-    output_dir: Path | None = None
+    output_dir: UserPath | None = None
     """Run directory."""
     no_eval: bool = False
     """Do not evaluate on held-out tasks."""
@@ -103,7 +103,7 @@ class TrainFlags(BaseConfig):
     """Rent only in these regions."""
     disk_gb: PositiveInt | None = None
     """Disk to rent. Default: an estimate for the run."""
-    identity_file: Path | None = None
+    identity_file: UserPath | None = None
     """Private key for ssh."""
     dry_run: bool = False
     """Show the plan; write and start nothing."""
