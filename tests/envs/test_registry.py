@@ -10,12 +10,13 @@ from types import SimpleNamespace
 import pytest
 
 from buckeye.envs import registry
-from buckeye.envs.base import Environment, Reply, split_names
+from buckeye.envs.base import Environment, Reply, Task, split_names
 from buckeye.envs.registry import EnvironmentId
 from buckeye.errors import EnvironmentNotFoundError, UsageError
 from buckeye.mcp.environment import is_mcp
 from buckeye.mcp.environment import load_environment as load_mcp_environment
 from buckeye.mcp.sandbox.process_runtimes import server_command
+from buckeye.orchestrator.environments import NamedEnvironment, load_split
 from buckeye.workers import loading
 from buckeye.workers.loading import load_environment
 from tests.places import ROOT
@@ -248,11 +249,52 @@ def test_file_of_an_environment_imports_its_neighbors(tmp_path, monkeypatch, ref
     assert str(tmp_path) in caught.value.message
 
 
-def test_tasks_that_are_not_a_list_are_an_error_of_the_environment(refusal):
-    environment = SimpleNamespace(name="lights", tasks=lambda split: None)
+MESSAGE = {"role": "user", "content": "On?"}
+WRONG_TASKS = {
+    "no list": lambda split: None,
+    "generator": lambda split: (task for task in [Task(id="1", messages=(MESSAGE,))]),
+    "dicts": lambda split: [{"id": "1", "messages": [MESSAGE]}],
+    "number as id": lambda split: [Task(id=1, messages=(MESSAGE,))],
+    "text as messages": lambda split: [Task(id="1", messages="On?")],
+}
+
+
+@pytest.mark.parametrize("case", WRONG_TASKS)
+def test_tasks_that_are_not_a_list_of_tasks_are_an_error_of_the_environment(refusal, case):
+    environment = SimpleNamespace(name="lights", tasks=WRONG_TASKS[case])
     with refusal(UsageError) as caught:
         split_names(environment)
     assert caught.value.code == "BK-ENV-TASKS"
+
+
+def test_error_of_tasks_is_shown_with_its_line():
+    def tasks(split):
+        raise ValueError("no such split")
+
+    with pytest.raises(UsageError) as caught:
+        split_names(SimpleNamespace(name="lights", tasks=tasks))
+    assert caught.value.code == "BK-ENV-TASKS"
+    assert f"test_registry.py:{tasks.__code__.co_firstlineno + 1} in tasks" in caught.value.message
+
+
+def test_asynchronous_tasks_are_an_error_of_the_environment():
+    async def tasks(split):
+        return []
+
+    with pytest.raises(UsageError) as caught:
+        split_names(SimpleNamespace(name="lights", tasks=tasks))
+    assert caught.value.code == "BK-ENV-TASKS"
+
+
+def test_key_error_of_a_split_that_exists_is_shown():
+    def tasks(split):
+        return [] if split == "eval" else [{}["answer"]]
+
+    environment = SimpleNamespace(name="lights", splits=["train"], tasks=tasks)
+    with pytest.raises(UsageError) as caught:
+        load_split(NamedEnvironment(name="lights", environment=environment), "train")
+    assert caught.value.code == "BK-ENV-TASKS"
+    assert "KeyError('answer')" in caught.value.message
 
 
 @pytest.mark.parametrize(

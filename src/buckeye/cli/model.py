@@ -15,6 +15,7 @@ import typer
 
 from buckeye.base.terminal import status_line
 from buckeye.config.adapter import is_adapter
+from buckeye.envs.base import tasks_of
 from buckeye.errors import InferenceError, UsageError
 from buckeye.evaluation.run_eval import model_server
 from buckeye.launch.preflight.model import fetch_served_model, has_tokenizer, resolve_run
@@ -85,7 +86,7 @@ def _read_texts(env: str, corpus: Path | None) -> list[str]:
         except (OSError, UnicodeDecodeError) as error:
             message = f"--corpus: {corpus} cannot be read: {error}"
             raise UsageError(message, code="BK-FILE-UNREADABLE", hint="Name a UTF-8 text file") from None
-    tasks = load_environment(env).tasks("train")
+    tasks = tasks_of(load_environment(env), "train")
     return [str(m["content"]) for i in range(min(len(tasks), 2000)) for m in tasks[i].messages]
 
 

@@ -6,14 +6,16 @@ because `Policy.chat` records token ids, log-probs, masks and policy versions.
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from buckeye.envs.stdlib_only.outcomes import Boundary, check_reward
-from buckeye.errors import UsageError
+from buckeye.base.distribution import CODE_FOLDER
+from buckeye.envs.stdlib_only.outcomes import Boundary, check_reward, frames_of, location_of
+from buckeye.errors import THIRD_PARTY_ERRORS, BuckeyeError, UsageError
 
 Message = Mapping[str, Any]
 """Chat message in OpenAI's format: `role`, `content`, and optionally `tool_calls` or `tool_call_id`."""
@@ -342,13 +344,50 @@ def split_names(environment: Environment) -> tuple[str, ...]:
 
 def _has_tasks(environment: Environment, name: str) -> bool:
     try:
-        tasks = environment.tasks(name)
+        return len(tasks_of(environment, name)) > 0
     except KeyError:
         return False
-    if not hasattr(tasks, "__len__") or not hasattr(tasks, "__getitem__"):
+
+
+def tasks_of(environment: Environment, split: str) -> Sequence[Task]:
+    """Return the tasks of a split. Raise `KeyError` if the split does not exist.
+
+    Raise `UsageError` for any other error of the environment, and if the result is not a sequence of tasks.
+    Only the first task is checked, because a sequence may create its tasks lazily.
+    """
+    call = f"`tasks({split!r})` of environment {environment.name}"
+    try:
+        tasks = environment.tasks(split)
+        problem, hint = _tasks_problem(tasks)
+    except (BuckeyeError, KeyError):
+        raise
+    except THIRD_PARTY_ERRORS as error:
+        place = location_of(frames_of(error, CODE_FOLDER))
         raise UsageError(
-            f"`tasks({name!r})` of {environment.name} returned an object of type {type(tasks).__name__}",
+            f"{call} raised {type(error).__name__}: {error}{place}",
             code="BK-ENV-TASKS",
-            hint="return a list of tasks",
-        )
-    return len(tasks) > 0
+            hint=f"fix this error. For a split that does not exist, raise KeyError({split!r})",
+        ) from error
+    if problem:
+        raise UsageError(f"{call} returned {problem}", code="BK-ENV-TASKS", hint=hint)
+    return tasks
+
+
+def _tasks_problem(tasks: Any) -> tuple[str, str]:
+    """Return what is wrong with the tasks of a split, and a hint; or two empty texts."""
+    if not hasattr(tasks, "__len__") or not hasattr(tasks, "__getitem__"):
+        if inspect.iscoroutine(tasks):
+            tasks.close()  # else Python warns that nothing awaited it
+        return f"an object of type {type(tasks).__name__}", "return a list of tasks"
+    if not len(tasks):
+        return "", ""
+    first = tasks[0]
+    if not isinstance(first, Task):
+        hint = "make each task with `buckeye.envs.base.Task(id=..., messages=..., data=...)`"
+        return f"a {type(first).__name__}, not a Task, as its first task", hint
+    if not isinstance(first.id, str):
+        return f"a first task whose id is {first.id!r}", "make the id a text"
+    if not all(isinstance(message, Mapping) for message in first.messages):
+        hint = 'write a list of messages: [{"role": "user", "content": "..."}]'
+        return f"a first task whose messages are {str(first.messages)[:60]!r}", hint
+    return "", ""

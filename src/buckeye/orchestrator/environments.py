@@ -15,7 +15,7 @@ from buckeye.base.keys import check_variables
 from buckeye.base.process_guard import GUARD
 from buckeye.config.environments import EnvConfig, TrainEnvConfig
 from buckeye.dataset.environment import NAME as DATASET
-from buckeye.envs.base import TRAIN, Environment, Message, Task, split_names
+from buckeye.envs.base import TRAIN, Environment, Message, Task, split_names, tasks_of
 from buckeye.envs.settings import WorkerSettings, read_placement
 from buckeye.errors import UsageError
 from buckeye.inference.render import ChatRenderer
@@ -210,7 +210,7 @@ def choose_evaluation_split(env: NamedEnvironment, requested: str | None) -> str
     if requested is not None:
         return requested
     try:
-        env.environment.tasks(HELD_OUT)
+        tasks_of(env.environment, HELD_OUT)
     except KeyError:
         return TRAIN
     return HELD_OUT
@@ -229,14 +229,15 @@ def load_split(env: NamedEnvironment, split: str) -> Sequence[Task]:
     Raise `UsageError` if the split does not exist or is empty, or if two different tasks have one id.
     """
     try:
-        tasks = env.environment.tasks(split)
-    except KeyError:
+        tasks = tasks_of(env.environment, split)
+    except KeyError as error:
         names = ", ".join(split_names(env.environment))
+        cause = "" if split in str(error) else f": {error!r}"  # may be an error in its code
         raise UsageError(
-            f"environment {env.name} has no split {split!r}",
+            f"environment {env.name} has no split {split!r}{cause}",
             code="BK-ENV-TASKS",
             hint=f"use one of its splits: {names}",
-        ) from None
+        ) from error
     if not len(tasks):
         raise UsageError(
             f"environment {env.name} has no tasks in its split {split!r}",

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from buckeye.envs.base import TRAIN, Environment, Probe, Task
-from buckeye.errors import THIRD_PARTY_ERRORS, BuckeyeError, UsageError
+from buckeye.envs.base import TRAIN, Environment, Probe, Task, split_names, tasks_of
+from buckeye.errors import THIRD_PARTY_ERRORS, UsageError
 
 EVERY_FAMILY = "all"
 """Family of tasks without a family in their data."""
@@ -105,16 +105,14 @@ def scan_order(name: str, size: int, seed: int) -> list[int]:
 def read_tasks(environment: Environment, name: str) -> Sequence[Task]:
     """Return the tasks of a split. Raise `UsageError` if reading fails or the split is empty."""
     try:
-        tasks = environment.tasks(name)
-        size = len(tasks)
-    except BuckeyeError:
-        raise
-    except THIRD_PARTY_ERRORS as error:  # third-party code
+        tasks = tasks_of(environment, name)
+    except KeyError:
         raise UsageError(
-            f"cannot load split {name!r} of environment {environment.name}: {type(error).__name__}: {error}",
+            f"environment {environment.name} has no split {name!r}",
             code="BK-ENV-TASKS",
-        ) from error
-    if not size:
+            hint=f"use one of its splits: {', '.join(split_names(environment))}",
+        ) from None
+    if not len(tasks):
         raise UsageError(
             f"environment {environment.name} has no tasks in its split {name!r}", code="BK-ENV-TASKS"
         )

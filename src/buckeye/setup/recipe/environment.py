@@ -13,7 +13,7 @@ from buckeye.config.config_files import load_json
 from buckeye.dataset.environment import NAME as DATASET
 from buckeye.dataset.environment import make_environment
 from buckeye.dataset.prompts import read_prompts
-from buckeye.envs.base import TRAIN, Environment, Message, split_names
+from buckeye.envs.base import TRAIN, Environment, Message, split_names, tasks_of
 from buckeye.envs.registry import CALLER, LIBRARIES
 from buckeye.envs.settings import WorkerSettings, read_placement
 from buckeye.errors import UsageError
@@ -175,8 +175,8 @@ def _describe_loaded(
     if TRAIN not in splits:
         hint = f"it has {', '.join(splits)}; add tasks to the split {TRAIN}"
         raise UsageError(f"{env_id} has no split {TRAIN!r}", code="BK-ENV-TASKS", hint=hint)
-    tasks, turns = environment.tasks(TRAIN), getattr(environment, "turns", None)
-    held_out = len(environment.tasks(_EVAL)) if _EVAL in splits else 0
+    tasks, turns = tasks_of(environment, TRAIN), getattr(environment, "turns", None)
+    held_out = len(tasks_of(environment, _EVAL)) if _EVAL in splits else 0
     count = len(tasks) if turns == 1 else min(_SAMPLE, len(tasks))  # one turn leaves no other room
     sample = [tasks[index] for index in range(count)]
     return RunEnvironment(

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from buckeye.envs.base import Environment, Outcome, Task
+from buckeye.envs.base import Environment, Outcome, Task, tasks_of
 from buckeye.envs.scripted import ScriptedPolicy
 from buckeye.errors import BuckeyeError
 from buckeye.workers.installed.record import InstalledEnvironment
@@ -95,7 +95,7 @@ async def smoke_rollout(installed: InstalledEnvironment, variables: Sequence[str
 def _first_split(environment: Environment) -> tuple[str, Sequence[Task]]:
     for split in ("train", "eval"):
         with suppress(KeyError):
-            tasks = environment.tasks(split)
+            tasks = tasks_of(environment, split)
             if len(tasks):
                 return split, tasks
     raise BuckeyeError(f"{environment.name} has no `train` and no `eval` tasks", code="BK-ENV-TASKS")
