@@ -75,8 +75,9 @@ def test_start_refuses_directory_with_trained_or_unknown_run(tmp_path, left):
     unstarted(tmp_path)
     left(tmp_path)
     before = tree(tmp_path)
-    with pytest.raises(UsageError, match="already has a run"):
+    with pytest.raises(UsageError) as refused:
         check_unused(tmp_path, resume_command="")
+    assert refused.value.code == "BK-FILE-EXISTS"
     assert (move_unstarted_run(tmp_path), tree(tmp_path)) == (None, before)
 
 
@@ -136,6 +137,15 @@ def test_archiving_an_unstarted_run_can_be_repeated_after_a_kill(tmp_path, monke
         "evals/mine/letters.jsonl",
         "notes.txt",
     }
+
+
+@pytest.mark.parametrize("name", ["configs", "logs", "metrics.jsonl"])
+def test_start_does_not_take_files_of_a_project_for_a_run(tmp_path, name):
+    (tmp_path / name).mkdir()
+    with pytest.raises(UsageError) as refused:
+        check_unused(tmp_path, resume_command="rl --resume")
+    assert refused.value.code == "BK-FILE-EXISTS"
+    assert "--resume" not in str(refused.value)
 
 
 def test_archive_keeps_third_party_files_in_weights(tmp_path):

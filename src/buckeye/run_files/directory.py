@@ -79,8 +79,15 @@ def check_unused(output_dir: Path, *, resume_command: str, cleans: bool = True) 
     An unstarted run is allowed, because `move_unstarted_run` moves its files. `cleans` is True if the command
     has a --clean flag.
     """
-    if not files_of_a_run(output_dir) or is_unstarted(output_dir):
+    files = files_of_a_run(output_dir)
+    if not files or is_unstarted(output_dir):
         return
+    if not any((output_dir / name).exists() for name in (RUN_FILE, REMOTE_FILE, STATUS_FILE, "checkpoints")):
+        raise UsageError(
+            f"{_describe_third_party(output_dir, files)}, and a run would write there",
+            code="BK-FILE-EXISTS",
+            hint="choose another `--output-dir`",
+        )
     alternative = "add `--clean` to delete that run" if cleans else "delete that run"
     raise UsageError(
         f"{output_dir} already has a run",
@@ -88,6 +95,11 @@ def check_unused(output_dir: Path, *, resume_command: str, cleans: bool = True) 
         hint=f"resume it: {resume_command}\n"
         f"  or start a new run: choose another `--output-dir`, or {alternative}",
     )
+
+
+def _describe_third_party(output_dir: Path, files: Sequence[Path]) -> str:
+    names = ", ".join(path.name for path in files)
+    return f"{output_dir} has {names}, but no {RUN_FILE}: these files may not be those of a run"
 
 
 def is_unstarted(output_dir: Path) -> bool:
@@ -155,8 +167,7 @@ def clean(output_dir: Path, *, needed: Sequence[Path] = ()) -> list[Path]:
     removed = files_of_a_run(output_dir)
     if removed and not (output_dir / RUN_FILE).exists():
         raise UsageError(
-            f"--clean: {output_dir} has {', '.join(path.name for path in removed)}, but no {RUN_FILE}: these "
-            "files may not be those of a run",
+            f"--clean: {_describe_third_party(output_dir, removed)}",
             code="BK-RUN-NOT-FOUND",
             hint="delete them yourself, or choose another `--output-dir`",
         )
