@@ -14,7 +14,7 @@ from buckeye.errors import RunError, UsageError
 from buckeye.launch.waits import describe_wait, waits
 from buckeye.run_files.record import ProcessRecord, read_record
 from buckeye.runs.status import run_status
-from buckeye.runs.stop import stop_run
+from buckeye.runs.stop import continuation, stop_run
 from tests.run.made_runs import STARTED, made_run, recorded, write_metrics
 
 
@@ -105,6 +105,15 @@ def test_a_launcher_that_is_suspended_gone_or_another_process(tmp_path, sleeper)
     sleeper.kill()
     while run_status(run).state != "dead":  # also while it is a zombie
         time.sleep(0.01)
+
+
+def test_commands_quote_a_directory_with_a_space(tmp_path):
+    run = made_run(tmp_path / "my run", state="running", launcher=None)
+    assert f"buckeye rl resume '{run}'" in status_text(run_status(run), STARTED)
+    finished = made_run(tmp_path / "my finished run", state="finished")
+    with pytest.raises(UsageError) as raised:
+        continuation(finished, [])
+    assert f"buckeye rl resume '{finished}' --max-steps N" in raised.value.hint
 
 
 def test_a_directory_without_a_record(tmp_path, refusal):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import sys
 import textwrap
@@ -49,3 +50,8 @@ def _format_lines(rows: Sequence[Sequence[str]], limit: int | None) -> list[str]
 def _fold(cell: str, width: int) -> list[str]:
     """Return the text of a cell, wrapped to `width` characters."""
     return [cell] if len(cell) <= width else textwrap.wrap(cell, width) or [""]
+
+
+def quoted(value: object) -> str:
+    """Return a path or a name as one argument of a command that the user may copy."""
+    return shlex.quote(str(value))

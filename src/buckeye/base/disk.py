@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Generic, TypeVar
 
+from buckeye.base.columns import quoted
 from buckeye.base.process import stop_requested
 from buckeye.base.storage import step_directories
 from buckeye.errors import DiskFullError
@@ -104,7 +105,7 @@ class _Writer(Generic[T]):
                 "%s; waiting up to %.0f s for space; %s", message, WAIT_SECONDS, disk_usage_advice(run)
             )
         if stop_requested() or now >= self._deadline:
-            raise DiskFullError(message, hint=f"{disk_usage_advice(run)}; then: rl resume {run}")
+            raise DiskFullError(message, hint=f"{disk_usage_advice(run)}; then: rl resume {quoted(run)}")
 
     def _shortage(self, run: Path) -> str:
         free = f"{free_space_text(self._path)} free on the file system of {run}"
@@ -156,7 +157,7 @@ def disk_usage_advice(run: Path) -> str:
     """Return a text with the largest folders of a run, and the command that lists files to delete."""
     sizes = sorted(((size_of(path), path.name) for path in run.iterdir() if path.is_dir()), reverse=True)
     largest = ", ".join(f"{name} {human_bytes(size)}" for size, name in sizes[:6] if size)
-    return f"list files to delete: rl clean {run} --dry-run (the run has {largest or 'no files'})"
+    return f"list files to delete: rl clean {quoted(run)} --dry-run (the run has {largest or 'no files'})"
 
 
 def size_of_newest_step(folder: Path) -> int:

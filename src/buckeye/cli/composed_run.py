@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 import sys
 import tomllib
 from collections.abc import Callable, Sequence
@@ -13,6 +12,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
+from buckeye.base.columns import quoted
 from buckeye.base.disk import free_bytes
 from buckeye.base.distribution import missing
 from buckeye.base.keys import key
@@ -219,11 +219,11 @@ def _refuse_used(folder: Path) -> None:
         raise UsageError(f"--output-dir: {parent} is a file", code="BK-CLI-ARGUMENT", hint="Name a folder")
     if not _has_run(folder):
         return
-    quoted, hint = shlex.quote(str(folder)), "Name another folder"
+    run, hint = quoted(folder), "Name another folder"
     if (folder / RUN_FILE).exists():
-        hint += f", or resume the run\n  buckeye rl resume {quoted}"
+        hint += f", or resume the run\n  buckeye rl resume {run}"
     elif (folder / RUN_CONFIG).exists():
-        hint += f", or start its configuration\n  buckeye rl @ {quoted}/{RUN_CONFIG}"
+        hint += f", or start its configuration\n  buckeye rl @ {run}/{RUN_CONFIG}"
     message = f"--output-dir {folder}: the folder contains a run, which is not overwritten"
     raise UsageError(message, code="BK-FILE-EXISTS", hint=hint)
 

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from buckeye.base.columns import counted
+from buckeye.base.columns import counted, quoted
 from buckeye.base.terminal import confirm, status_line
 from buckeye.errors import UsageError
 
@@ -58,10 +58,8 @@ def env_build(
         rows = [(tool.name, tool.description.strip().partition("\n")[0]) for tool in built.tools]
         print_table(("tool", "description"), rows)
         typer.echo(f"{built.lock_file}: written")
-        folder_argument = "" if folder == Path() else f" {folder}"
-        typer.echo(
-            f"Next: buckeye rl init {folder}   or publish it: buckeye env push{folder_argument} --image IMAGE"
-        )
+        push = "buckeye env push" if folder == Path() else f"buckeye env push {quoted(folder)}"
+        typer.echo(f"Next: buckeye rl init {quoted(folder)}   or publish it: {push} --image IMAGE")
 
 
 def env_push(

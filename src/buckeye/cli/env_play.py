@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from buckeye.base.columns import quoted
 from buckeye.base.terminal import status_line, stdout_kept
 from buckeye.cli.env_options import (
     AnswerColumnOption,
@@ -151,7 +152,7 @@ def _missing_flag(flag: str, needed: str, hint: str) -> UsageError:
 
 
 def _no_reward_error(env: str | None, outcome: Outcome) -> RunError:
-    hint = f"Fix the environment, and check it with `buckeye env check {env}`"
+    hint = f"Fix the environment, and check it with `buckeye env check {quoted(env)}`"
     if env is None or is_mcp_file(env):
         hint = "Correct the reward" if env is None else "Correct the task or its server"
     return RunError(f"no rollout got a reward: {outcome.error}", code="BK-ENV-FAILED", hint=hint)

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from buckeye.base.columns import align_columns
+from buckeye.base.columns import align_columns, quoted
 from buckeye.base.disk import human_bytes
 from buckeye.base.storage import write_file
 from buckeye.base.terminal import status_line
@@ -79,7 +79,7 @@ def fetch(
         for item in items
     ]
     print(align_columns([("kind", "name", "size", "state", "path"), *rows]))
-    enter = f". {shlex.quote(str(script))} && " if script else ""
+    enter = f". {quoted(script)} && " if script else ""
     print(f"\nCheck it without a network: {enter}{shlex.join(['rl', 'doctor', '--offline', *context.args])}")
 
 

@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from buckeye.base.columns import quoted
 from buckeye.base.terminal import status_line
 from buckeye.config.adapter import is_adapter
 from buckeye.envs.base import tasks_of
@@ -193,4 +194,4 @@ def export(
         return
     if exported.url is not None:
         typer.echo(exported.url)
-    typer.echo(f"Next: buckeye chat {exported.directory}")
+    typer.echo(f"Next: buckeye chat {quoted(exported.directory)}")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from buckeye.base.columns import quoted
 from buckeye.cli.help import Rows, show_page
 
 _USAGE = """\
@@ -93,4 +94,4 @@ def show_rl_page() -> None:
 def file_hint(arg: str) -> str:
     """Return a hint that names the flag for `arg` if `arg` is a file without a flag, else ""."""
     flag = _FILE_FLAGS.get(Path(arg).suffix)
-    return f"Did you mean `buckeye rl {flag} {arg}`?" if flag else ""
+    return f"Did you mean `buckeye rl {flag} {quoted(arg)}`?" if flag else ""

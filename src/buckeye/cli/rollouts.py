@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 import statistics
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,7 +16,7 @@ import typer
 
 from buckeye import runs
 from buckeye.analysis.rollout_export.export import Format, export_rollouts, unreadable_in
-from buckeye.base.columns import align_columns, counted
+from buckeye.base.columns import align_columns, counted, quoted
 from buckeye.base.json_lines import printable
 from buckeye.cli.env_options import RunArgument
 from buckeye.errors import BuckeyeError, UsageError
@@ -205,7 +204,7 @@ def _lines(
     limit: int | None,
     full: bool,
 ) -> Iterator[str]:
-    command = f"buckeye rl rollouts {shlex.quote(str(run))} --step {step}"
+    command = f"buckeye rl rollouts {quoted(run)} --step {step}"
     yield _header(run, step, recorded)
     if not matches:
         yield "No rollout matches."

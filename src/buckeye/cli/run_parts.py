@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from buckeye.base.columns import quoted
 from buckeye.base.storage import write_file
 from buckeye.base.terminal import choose, confirm, prompt_for_text, show_file
 from buckeye.cli.hf import hf
@@ -118,7 +119,7 @@ def _create_config(search: PartSearch) -> Path:
         raise UsageError(
             f"{missing}, and --dry-run writes none",
             code="BK-CLI-MISSING",
-            hint=f"To see the file: `buckeye rl init {argument} --dry-run`",
+            hint=f"To see the file: `buckeye rl init {quoted(argument)} --dry-run`",
         )
     print(f"No configuration found in configs/. Reading the tools of {command or env} ...", file=sys.stderr)
     with search.redirect_output():
@@ -234,12 +235,12 @@ def _create_dataset(search: PartSearch, tasks: Path, name: str) -> str:
         raise UsageError(
             f"{tasks}: tasks have no `mcp_config`, and --dry-run does not add it",
             code="BK-ENV-TASKS",
-            hint=f"Add it: `buckeye hf {tasks} --name {name} --no-push`",
+            hint=f"Add it: `buckeye hf {quoted(tasks)} --name {name} --no-push`",
         )
     if search.is_interactive and not confirm(
         f"\n{tasks} has no servers (mcp_config). Write the dataset {name}/ with the server {lock.image}?"
     ):
-        hint = f"Add it: `buckeye hf {tasks} --name {name} --no-push`"
+        hint = f"Add it: `buckeye hf {quoted(tasks)} --name {name} --no-push`"
         raise UsageError(f"{tasks}: tasks have no `mcp_config`", code="BK-ENV-TASKS", hint=hint)
     with search.redirect_output():
         hf(tasks, name=name, push=False, yes=search.flags.yes)

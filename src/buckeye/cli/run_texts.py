@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from buckeye.base.columns import align_columns
+from buckeye.base.columns import align_columns, quoted
 from buckeye.base.disk import human_bytes
 from buckeye.base.json_lines import printable
 from buckeye.launch.progress import human_duration
@@ -110,7 +110,7 @@ def _reward_and_trend(run: RunStatus) -> str:
 
 def _state(run: RunStatus, now: float) -> str:
     if run.state == "dead":
-        return f"dead: {run.reason}; to resume: buckeye rl resume {run.directory}"
+        return f"dead: {run.reason}; to resume: buckeye rl resume {quoted(run.directory)}"
     if run.state == "paused":
         text = "paused: its launcher is suspended (`kill -CONT` continues it)"
     elif run.ended is not None:

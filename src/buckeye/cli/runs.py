@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
-from buckeye.base.columns import counted
+from buckeye.base.columns import counted, quoted
 from buckeye.base.disk import human_bytes
 from buckeye.base.json_lines import printable
 from buckeye.cli.env_options import RunArgument
@@ -143,7 +143,10 @@ def stop(
             directory, now=now, timeout=timeout, tell=lambda line: typer.echo(line, err=True)
         )
     except KeyboardInterrupt:
-        typer.echo(f"The run is still stopping. To kill it: buckeye rl stop {directory} --now", err=True)
+        typer.echo(
+            f"The run is still stopping. To kill it: buckeye rl stop {quoted(directory)} --now",
+            err=True,
+        )
         raise
     if as_json:
         typer.echo(json.dumps(dataclasses.asdict(result)))
@@ -154,7 +157,7 @@ def stop(
     typer.echo(f"{directory}: {result.state}, all processes ended")
     if result.checkpoint_step is not None:
         typer.echo(f"newest checkpoint: step {result.checkpoint_step}")
-        typer.echo(f"to resume: buckeye rl resume {directory}")
+        typer.echo(f"to resume: buckeye rl resume {quoted(directory)}")
 
 
 def resume(context: typer.Context, run: _NamedRun, as_json: _Json = False) -> None:
@@ -239,7 +242,7 @@ def fork(
         for change in changes:
             typer.echo(f"  {change.key}: {json.dumps(change.old)} -> {json.dumps(change.new)}")
     typer.echo("To start it, with flags to change settings if needed:")
-    typer.echo(f"  buckeye rl resume {shlex.quote(str(fork_directory))}")
+    typer.echo(f"  buckeye rl resume {quoted(fork_directory)}")
 
 
 def _print_events(directory: Path, *, attempt: int | None, as_json: bool) -> None:

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from buckeye.base.columns import quoted
 from buckeye.inference.vllm.interpreter import PYTHON_VARIABLE, default_vllm_venv, install_vllm
 from buckeye.launch.preflight.devices import this_machine
 
@@ -32,4 +33,4 @@ def install(
         return
     typer.echo(f"{installed.distribution} {installed.version} installed in {environment}")
     if path is not None:
-        typer.echo(f"To use it: export {PYTHON_VARIABLE}={installed.python}")
+        typer.echo(f"To use it: export {PYTHON_VARIABLE}={quoted(installed.python)}")

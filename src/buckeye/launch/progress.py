@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
 
+from buckeye.base.columns import quoted
 from buckeye.base.storage import step_directories
 from buckeye.launch.preflight.trainer_forecast import (
     MEASURED_STEPS,
@@ -157,7 +158,7 @@ def describe_weights(output_dir: Path, *, is_adapter: bool) -> str:
     """Return the directory of the newest published weights of a run, and commands to use them."""
     root = output_dir / "weights"
     weights = [root, *step_directories(root).values()][-1]
-    text = f"{'adapter' if is_adapter else 'model'}: {weights} | chat: buckeye chat {weights}"
+    text = f"{'adapter' if is_adapter else 'model'}: {weights} | chat: buckeye chat {quoted(weights)}"
     if is_adapter:
-        text += f" | merge: buckeye export {output_dir} --step last --merge-lora"
+        text += f" | merge: buckeye export {quoted(output_dir)} --step last --merge-lora"
     return text

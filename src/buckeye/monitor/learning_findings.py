@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import shlex
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, takewhile
 from pathlib import Path
 
+from buckeye.base.columns import quoted
 from buckeye.monitor.finding import Finding, advice_of, cause_of
 from buckeye.monitor.metrics import StepMetrics
 from buckeye.monitor.rollback import rollback_advice
@@ -263,7 +263,6 @@ def _more_or_less(found: tuple[str, float]) -> str:
 
 def _finding(name: str, steps: Sequence[StepMetrics], run: Path, seen: str) -> Finding:
     values = {key: [v for step in steps if (v := step.value(key)) is not None] for key in FINDING_METRICS}
-    quoted = shlex.quote(str(run))
     return Finding(
         name=name,
         since=steps[0].number,
@@ -271,8 +270,8 @@ def _finding(name: str, steps: Sequence[StepMetrics], run: Path, seen: str) -> F
         seen=seen,
         figures={key: statistics.fmean(found) for key, found in values.items() if found},
         cause=cause_of(name),
-        advice=advice_of(name, {"RUN": quoted, "N": str(steps[-1].number)}),
-        command=f"buckeye rl rollouts {quoted} --step {steps[-1].number}",
+        advice=advice_of(name, {"RUN": quoted(run), "N": str(steps[-1].number)}),
+        command=f"buckeye rl rollouts {quoted(run)} --step {steps[-1].number}",
     )
 
 

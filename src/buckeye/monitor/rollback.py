@@ -6,6 +6,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+from buckeye.base.columns import quoted
 from buckeye.base.storage import read_json
 from buckeye.transport.checkpoint import list_checkpoints
 
@@ -26,7 +27,7 @@ def rollback_advice(run: Path, since: int) -> str:
             f"start again with {flag}, because no earlier checkpoint exists; `buckeye rl tune` finds a "
             "learning rate"
         )
-    step, name = max(before), shlex.quote(str(run))
+    step, name = max(before), quoted(run)
     forked = shlex.quote(f"{run}-from-step-{step}")
     return f"`buckeye rl fork {name} --step {step}`, then `buckeye rl resume {forked} {flag}`"
 

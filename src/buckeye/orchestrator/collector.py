@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import shlex
 import time
 from bisect import insort
 from collections import Counter, deque
@@ -16,7 +15,7 @@ from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from buckeye.base import heartbeat
-from buckeye.base.columns import counted
+from buckeye.base.columns import counted, quoted
 from buckeye.config.orchestrator import OrchestratorConfig
 from buckeye.errors import FinalRunError, RunError
 from buckeye.orchestrator.collected_groups import CollectedGroups
@@ -458,7 +457,7 @@ class GroupCollector:
         dropped, errors = collected.dropped.most_common(), collected.errors
         reasons = ", ".join(f"{count} {reason}" for reason, count in dropped)
         last_error = f"; last error: {errors[-1]}" if errors else ""
-        advice = _ADVICE[dropped[0][0]].replace("RUN", shlex.quote(str(self._config.output_dir)))
+        advice = _ADVICE[dropped[0][0]].replace("RUN", quoted(self._config.output_dir))
         return FinalRunError(
             f"all groups of {self._config.max_empty_batches} batches in a row were dropped: {reasons}; "
             f"{counted(len(errors), 'rollout')} errored{last_error}",

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-import shlex
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from buckeye.base.columns import quoted
 from buckeye.config.environments import EnvPauseConfig
 from buckeye.errors import FinalRunError
 from buckeye.orchestrator.rollout import INVALID_BOUNDARIES, Group, Rollout
@@ -50,7 +50,7 @@ class EnvironmentPauses:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._settings = settings
-        self._check = f"`buckeye env check {shlex.quote(str(run))}`"
+        self._check = f"`buckeye env check {quoted(run)}`"
         self._clock = clock
         self._states = {name: _State() for name in names}
 

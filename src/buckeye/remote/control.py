@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from buckeye.base.columns import quoted
 from buckeye.errors import RemoteError, RunError, UsageError
 from buckeye.launch.progress import human_duration
 from buckeye.remote.connection import LostConnectionError, SshConnection, parse_target
@@ -120,7 +121,7 @@ def _stop_by_supervisor(output_dir: Path, *, now: bool, timeout: float, tell: Ca
         raise RunError(
             f"{output_dir} did not end within {human_duration(timeout)}; still running: {left}",
             code="BK-RUN-STALLED",
-            hint=f"to end it without a checkpoint: buckeye rl stop {output_dir} --now",
+            hint=f"to end it without a checkpoint: buckeye rl stop {quoted(output_dir)} --now",
         )
 
 
@@ -182,7 +183,7 @@ def terminal_command(output_dir: Path) -> list[str]:
         raise UsageError(
             f"{output_dir} is a run on this machine",
             code="BK-CLI-ARGUMENT",
-            hint=f"follow it with `buckeye rl logs {output_dir} -f`",
+            hint=f"follow it with `buckeye rl logs {quoted(output_dir)} -f`",
         )
     job = remote_run.job
     if job is None:

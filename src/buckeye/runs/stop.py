@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 import psutil
 
+from buckeye.base.columns import quoted
 from buckeye.base.disk import is_disk_full
 from buckeye.config.load import load_with_warnings
 from buckeye.config.rl import RLConfig
@@ -89,7 +90,7 @@ def stop_run(
             raise RunError(
                 f"{output_dir} did not end within {human_duration(patience)}; still running: {running}",
                 code="BK-RUN-STALLED",
-                hint=f"to kill them: buckeye rl stop {output_dir} --now",
+                hint=f"to kill them: buckeye rl stop {quoted(output_dir)} --now",
             )
     state = _settle(output_dir, "killed by `stop --now`" if now and left else None)
     return StopResult(state=state, was_running=bool(left), checkpoint_step=newest_step(output_dir))
@@ -108,7 +109,7 @@ def continuation(output_dir: Path, extra: Sequence[str]) -> Continuation:
     record = read_record(output_dir)
     state = record.actual_state()
     if state in ACTIVE_STATES:
-        progress = f"see its progress: buckeye rl status {output_dir}"
+        progress = f"see its progress: buckeye rl status {quoted(output_dir)}"
         raise UsageError(
             f"{output_dir} is already {state}"
             + (f" on {record.host}, by its last report" if record.elsewhere else ""),
@@ -119,7 +120,7 @@ def continuation(output_dir: Path, extra: Sequence[str]) -> Continuation:
         raise UsageError(
             f"{output_dir} has finished all of its {record.max_steps} steps",
             code="BK-CLI-MISSING",
-            hint=f"to continue, set the last step: buckeye rl resume {output_dir} --max-steps N",
+            hint=f"to continue, set the last step: buckeye rl resume {quoted(output_dir)} --max-steps N",
         )
     away = read_remote_run(output_dir)
     if away is not None:  # use the arguments recorded on this machine, not those of the remote record

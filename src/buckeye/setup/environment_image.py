@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from buckeye.base.columns import quoted
 from buckeye.errors import UsageError
 from buckeye.mcp.tasks.lock_file import (
     LOCK_FILE,
@@ -84,7 +85,7 @@ def push_environment(folder: Path, image: str | None, progress: Progress) -> tup
 
     lock_file, lock = folder / LOCK_FILE, find_lock(folder)
     if lock is None:
-        hint = f"Build the image first: `buckeye env build {folder}`"
+        hint = f"Build the image first: `buckeye env build {quoted(folder)}`"
         raise UsageError(f"{lock_file} does not exist", code="BK-FILE-NOT-FOUND", hint=hint)
     built = lock.image_name.tagged
     name = _parse_image_name(image) if image is not None else lock.image_name

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from buckeye.base.columns import quoted
 from buckeye.errors import BuckeyeError, UsageError
 from buckeye.monitor.redact import redact
 from buckeye.run_files.directory import LOG_FOLDER
@@ -42,7 +43,7 @@ def logs(run: OpenRun, asked: LogSelection) -> dict[str, Any]:
         raise UsageError(
             f"the logs are too large to show: {size / 1e6:.0f} MB",
             code="BK-FILE-UNREADABLE",
-            hint=f"run: buckeye rl logs {run.path}",
+            hint=f"run: buckeye rl logs {quoted(run.path)}",
         )
     lines = read_logs(run.path, attempt=asked.attempt)
     wanted = asked.text.casefold()

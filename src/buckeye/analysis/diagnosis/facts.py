@@ -18,6 +18,7 @@ from tokenizers import Tokenizer
 from buckeye.analysis.diagnosis.prompts import prompt_tokens
 from buckeye.analysis.diagnosis.statistics import is_below, rms, share_interval
 from buckeye.analysis.diagnosis.token_facts import TokenFacts, token_facts
+from buckeye.base.columns import quoted
 from buckeye.base.explanations import list_items
 from buckeye.inference.render.template_files import read_template
 from buckeye.monitor.conversation import prompt_text
@@ -358,7 +359,7 @@ class DiagnosisFacts:
         """
         until = self.last if until is None else until
         places = zip("NGR", place or (self.last,), strict=False)
-        values = {"RUN": shlex.quote(str(self.run.path)), **{key: str(number) for key, number in places}}
+        values = {"RUN": quoted(self.run.path), **{key: str(number) for key, number in places}}
         values |= {key.upper(): shlex.quote(word) for key, word in words.items()}
         items = (item.removesuffix("`").partition(": `") for item in list_items(name, "Evidence"))
         evidence = tuple(

@@ -8,6 +8,7 @@ import shlex
 from difflib import get_close_matches
 from pathlib import Path
 
+from buckeye.base.columns import quoted
 from buckeye.base.distribution import need
 from buckeye.base.keys import key
 from buckeye.base.storage import step_directories
@@ -101,7 +102,8 @@ def refuse_path(name: str, *, at: str | None = "model.name") -> None:
             f"{name}: a GGUF file must be imported first",
             code="BK-MODEL-NOT-FOUND",
             at=at,
-            hint=f"import it with `buckeye model import {name} {folder}`, then use the model {folder}",
+            hint=f"import it with `buckeye model import {quoted(name)} {quoted(folder)}`, then use the model "
+            f"{folder}",
         )
     is_path = name.startswith((".", "/", "~")) or path.exists() or _HUB_NAME.fullmatch(name) is None
     if not is_path and not Path(first).is_dir():
@@ -173,7 +175,7 @@ def resolve_run(name: str, *, at: str = "--model") -> str:
             f"run {run} has no weights",
             code="BK-MODEL-NOT-FOUND",
             at=at,
-            hint=f"train it, or if it has a checkpoint, export that: buckeye export {shlex.quote(str(run))}",
+            hint=f"train it, or if it has a checkpoint, export that: buckeye export {quoted(run)}",
         )
     newest = str(weights[max(weights)])
     if (run / STATUS_FILE).exists() and read_record(run).actual_state() in ACTIVE_STATES:

@@ -6,13 +6,13 @@ import json
 import math
 import os
 import re
-import shlex
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeGuard
 
 import numpy as np
 
+from buckeye.base.columns import quoted
 from buckeye.base.storage import read_json
 from buckeye.config.adapter import ADAPTER_CONFIG
 from buckeye.errors import InferenceError, UsageError, first_line
@@ -186,7 +186,7 @@ def check_readable(directory: Path, *, at: str | None = None) -> None:
                 f"{path} cannot be read: permission denied",
                 code="BK-FILE-PERMISSION",
                 at=at,
-                hint=f"give this user permission: chmod -R u+rX {shlex.quote(str(directory))}",
+                hint=f"give this user permission: chmod -R u+rX {quoted(directory)}",
             )
         if path.is_symlink() and not os.path.exists(path):
             raise _error(f"{path.name} is a link to a file that does not exist", at=path)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from buckeye.base.columns import quoted
 from buckeye.base.distribution import need
 from buckeye.base.storage import read_json, write_file
 from buckeye.errors import UsageError
@@ -27,7 +28,8 @@ def run_demo(output_dir: Path, *, seed: int, show: Callable[[str], None]) -> Non
         raise UsageError(
             f"{output_dir} contains a demonstration with seed {record['seed']}, not {seed}",
             code="BK-FILE-EXISTS",
-            hint=f"Use another directory: `buckeye demo --seed {seed} --output-dir {output_dir}-{seed}`",
+            hint="Use another directory: "
+            f"`buckeye demo --seed {seed} --output-dir {quoted(f'{output_dir}-{seed}')}`",
         )
     paths = DemoPaths(root=output_dir)
     output_dir.mkdir(parents=True, exist_ok=True)
@@ -43,6 +45,6 @@ def run_demo(output_dir: Path, *, seed: int, show: Callable[[str], None]) -> Non
     show(f"\n{table}\n")
     show(f"figures:       {output_dir / 'summary.json'}")
     show(f"model:         {paths.model}")
-    show(f"chat:          buckeye chat {paths.model}")
-    show(f"report:        buckeye rl report {paths.rl}")
-    show(f"browser:       buckeye ui {paths.rl}")
+    show(f"chat:          buckeye chat {quoted(paths.model)}")
+    show(f"report:        buckeye rl report {quoted(paths.rl)}")
+    show(f"browser:       buckeye ui {quoted(paths.rl)}")

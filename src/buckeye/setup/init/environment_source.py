@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from buckeye.base.columns import quoted
 from buckeye.base.distribution import need
 from buckeye.config.config_files import read_project
 from buckeye.errors import ConfigError, UsageError
@@ -201,7 +202,7 @@ def _folder_source(folder: Path) -> EnvironmentSource:
             display_name=str(folder),
         )
     if (folder / "Dockerfile").exists():
-        hint = f"Build its image first: `buckeye env build {folder}`"
+        hint = f"Build its image first: `buckeye env build {quoted(folder)}`"
         raise UsageError(f"{folder} has no {LOCK_FILE}", code="BK-ENV-LOAD", hint=hint)
     raise UsageError(
         f"{folder} is not an environment: no pyproject.toml, Dockerfile or {LOCK_FILE}",
