@@ -96,6 +96,12 @@ def test_copied_run_is_listed_next_to_the_original(tmp_path):
     assert {known.name for known in known_runs()[0]} == {"renamed", "copy"}
 
 
+def test_tilde_in_the_path_of_a_run_is_the_home_directory(tmp_path, monkeypatch):
+    run = made_run(tmp_path / "run", run_id="cafe0001")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert find_run("~/run") == open_run("~/run").path == run
+
+
 def test_a_misspelled_name_of_a_run_is_corrected(tmp_path):
     register_run(made_run(tmp_path / "sums", run_id="cafe0001"), "cafe0001")
     with pytest.raises(UsageError) as error:

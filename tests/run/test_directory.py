@@ -11,7 +11,9 @@ import pytest
 
 from buckeye.errors import UsageError
 from buckeye.run_files.directory import (
+    DirectoryLostError,
     begin_attempt,
+    check_owner,
     check_unused,
     claim_directory,
     clean,
@@ -146,6 +148,20 @@ def test_start_does_not_take_files_of_a_project_for_a_run(tmp_path, name):
         check_unused(tmp_path, resume_command="rl --resume")
     assert refused.value.code == "BK-FILE-EXISTS"
     assert "--resume" not in str(refused.value)
+
+
+def test_owner_of_a_directory_is_the_run_that_started_there(tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    run_id = begin_attempt(run, resumed_step=None).run_id
+    begin_attempt(run, resumed_step=3)
+    check_owner(run, run_id)
+    (run / "run.json").write_text("damaged")
+    check_owner(run, run_id)
+    (run / "run.json").write_text('{"run_id": "of another run"}')
+    for lost in (run, tmp_path / "moved"):
+        with pytest.raises(DirectoryLostError):
+            check_owner(lost, run_id)
 
 
 def test_archive_keeps_third_party_files_in_weights(tmp_path):

@@ -9,7 +9,7 @@ import pytest
 
 from buckeye.run_files.record import read_record
 from tests.run.conftest import processes_of
-from tests.waiting import wait_for
+from tests.waiting import HANG, wait_for
 
 pytestmark = pytest.mark.e2e
 QUICK = ("--supervision.heartbeat-timeout", 4)
@@ -166,6 +166,17 @@ def test_run_resumes_after_its_launcher_is_killed(runner, start):
     assert not processes_of(runner.root / "out")
     nothing = runner.run(runner.rl("empty", "--resume"))
     assert nothing.returncode == 1
+
+
+@pytest.mark.slow
+def test_run_ends_if_its_directory_is_moved(runner, start):
+    running = start(runner.rl("out", steps=1000))
+    after(runner, 1)
+    (runner.root / "out").rename(runner.root / "moved")
+    printed, _ = running.communicate(timeout=HANG)
+    assert running.returncode == 1
+    assert "BK-RUN-MISMATCH" in printed
+    assert not processes_of(runner.root / "out")
 
 
 @pytest.mark.slow

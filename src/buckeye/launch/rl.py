@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from buckeye.base.columns import quoted
 from buckeye.base.process import EXIT_INTERRUPTED, StopFlag, forbid_tracing
 from buckeye.config.rl import RLConfig
 from buckeye.errors import RunError, UsageError
@@ -55,6 +56,7 @@ from buckeye.monitor.tracker_threads import check_trackers, log_to_trackers
 from buckeye.monitor.verdicts import training_log_level
 from buckeye.run_files.directory import (
     REMOTE_FILE,
+    DirectoryLostError,
     StopRequests,
     begin_attempt,
     check_unused,
@@ -213,6 +215,8 @@ def _run_recorded(
                 hint=f"upload them with: {resume_command(command)}",
             )
         problem = None if code == EXIT_INTERRUPTED else _log_result(launch.config, time.monotonic() - started)
+    except DirectoryLostError:
+        raise
     except BaseException as error:
         recorder.record_end("failed", str(error) or type(error).__name__)
         raise
@@ -305,6 +309,11 @@ def _run(
         if stop_requests.requested():
             recorder.record_stop_request()
             return _stop_early(config, processes, stop, command)
+    except DirectoryLostError:  # the processes must not write to the directory of another run
+        progress.clear()
+        for child in processes.children:
+            processes.kill(child, "lost its directory")
+        raise
     except Exception:
         progress.print_lines(warnings.read_new())
         progress.clear()
@@ -355,7 +364,7 @@ def _log_suppressed(warnings: ChildWarnings, config: RLConfig) -> None:
         log.info(
             "Repeated warnings that are not shown: %d (all: `buckeye rl logs %s`)",
             warnings.suppressed_count,
-            config.output_dir,
+            quoted(config.output_dir),
         )
 
 

@@ -13,6 +13,7 @@ from buckeye.launch.progress import human_duration
 from buckeye.launch.recorder import Recorder
 from buckeye.launch.restarts import Restarts
 from buckeye.launch.waits import describe_wait, waits
+from buckeye.run_files.directory import check_owner
 from buckeye.transport.checkpoint import checkpoints_oldest_first
 
 log = logging.getLogger(__name__)
@@ -100,7 +101,8 @@ class Supervisor:
         self._attempts.refill()
 
     def _run_slow_checks(self, now: float) -> None:
-        """Check memory, new checkpoints and stalls. Runs every 2 s, because these checks are slow."""
+        """Check the directory, memory, new checkpoints and stalls every 2 s, because this is slow."""
+        check_owner(self._launch.config.output_dir, self._launch.first_attempt.run_id)
         for child in self._processes.children:
             child.memory = child.process.memory() or child.memory
         commits = checkpoints_oldest_first(self._launch.config.output_dir / "checkpoints")

@@ -23,7 +23,7 @@ from buckeye.base.storage import (
     write_file,
     write_link,
 )
-from buckeye.errors import CheckpointError, UsageError
+from buckeye.errors import CheckpointError, RunError, UsageError
 from buckeye.monitor.metrics import TRAINER_PROCESSES, read_metrics
 from buckeye.monitor.tracker_threads import TRACKER_FOLDERS
 from buckeye.run_files.events import EVENTS_FILE
@@ -62,6 +62,12 @@ _RUN_CONTENT = (
     *TRACKER_FOLDERS,
     "weights",
 )
+
+
+class DirectoryLostError(RunError):
+    """The directory of an active run was deleted, moved, or has another run."""
+
+    code = "BK-RUN-MISMATCH"
 
 
 def files_of_a_run(output_dir: Path) -> list[Path]:
@@ -214,6 +220,21 @@ def begin_attempt(output_dir: Path, *, resumed_step: int | None) -> RunIdentity:
     record = {"run_id": identity.run_id, "attempt": identity.attempt, "attempts": attempts}
     write_file(path, json.dumps(record, indent=1))
     return identity
+
+
+def check_owner(output_dir: Path, run_id: str) -> None:
+    """Raise `DirectoryLostError` if the directory is not that of the active run `run_id` any more."""
+    try:
+        owner = read_json(output_dir / RUN_FILE)["run_id"]
+    except FileNotFoundError:
+        owner = None
+    except (OSError, ValueError, KeyError, TypeError):  # a file system may fail for a moment
+        return
+    if owner != run_id:
+        raise DirectoryLostError(
+            f"{output_dir} was deleted, moved or replaced while its run was active",
+            hint="start again. To continue a run whose directory you moved: `buckeye rl resume DIRECTORY`",
+        )
 
 
 def attempt_logs(output_dir: Path, attempt: int) -> Path:

@@ -195,7 +195,7 @@ def find_run(name: str | None) -> Path:
     """
     if name is None:
         return _default_run()
-    directory = Path(name)
+    directory = Path(os.path.expanduser(name))
     if _run_id(directory) is not None:
         return directory
     runs, _ = known_runs()

@@ -11,7 +11,7 @@ from typing import Any
 from buckeye import runs
 from buckeye.analysis.diagnosis.chain import LinkReport, examine
 from buckeye.analysis.diagnosis.facts import DiagnosisFacts
-from buckeye.base.columns import align_columns
+from buckeye.base.columns import align_columns, quoted
 from buckeye.base.json_lines import printable
 from buckeye.errors import UsageError
 from buckeye.monitor.finding import Finding
@@ -166,4 +166,4 @@ def report_findings(run: Path) -> None:
         return
     if not was_logged(run, done.cause.cause):
         log.warning("Found (%s): %s", done.cause.confidence, done.cause)
-    log.warning("Full diagnosis with evidence: buckeye rl diagnose %s", run)
+    log.warning("Full diagnosis with evidence: buckeye rl diagnose %s", quoted(run))
