@@ -28,7 +28,8 @@ def test_chat_ends_at_an_exit_command(monkeypatch, capsys, leave):
     async def served(*_, **__):
         yield parrot
 
-    def typed(_):
+    def typed(prompt):
+        assert prompt == ""  # stdin is not a terminal
         line = next(lines)
         if line is EOFError:
             raise EOFError

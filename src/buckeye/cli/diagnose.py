@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from buckeye import runs
-from buckeye.base.json_lines import printable
 from buckeye.base.terminal import stdout_kept
 from buckeye.cli.env_options import RunArgument
 from buckeye.run_files.known_runs import find_run
@@ -32,6 +31,6 @@ def diagnose_run(
     directory = runs.open(find_run(None) if run is None else run).path
     with stdout_kept(for_json=as_json):
         diagnosis = diagnose(directory, step=step, tests=tests)
-    print(json.dumps(diagnosis.to_json()) if as_json else printable(str(diagnosis)))
+    print(json.dumps(diagnosis.to_json()) if as_json else diagnosis)
     if diagnosis.cause is not None:
         raise typer.Exit(1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import sys
 from contextlib import AsyncExitStack
 from dataclasses import asdict
 from functools import partial
@@ -152,7 +153,7 @@ async def _chat(model: str, prompt: str | None, temperature: float, max_tokens: 
 
 def _read_line() -> str:
     try:
-        return input("> ").strip()
+        return input("> " if sys.stdin.isatty() else "").strip()  # no prompt between piped replies
     except EOFError:
         return ""
     except UnicodeDecodeError:
