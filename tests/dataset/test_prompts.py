@@ -201,6 +201,12 @@ def test_nan_in_rows_in_memory_is_a_missing_value():
     assert row.values == {"prompt": "a", "answer": None}
 
 
+def test_names_of_columns_in_memory_become_texts():
+    prompts = make_prompts("rows", rows_of_values([{"prompt": "a", 0: 1, "answer": "b"}], "row"), None)
+    assert prompts.columns.others == ("0", "answer")
+    assert next(prompts.tasks()).data["row"] == {"0": 1, "answer": "b"}
+
+
 def test_rows_in_memory_are_tasks_too():
     rows = rows_of_values([{"prompt": "a", "answer": 1}, {"prompt": "b", "answer": 2}], "row")
     prompts = make_prompts("rows", rows, None)

@@ -102,7 +102,7 @@ def rows_of_values(values: Iterable[Any], name: str) -> list[Row]:
         at = f"{name} {number}"
         if not isinstance(value, Mapping):
             raise row_error(f"the row is {str(value)[:60]!r}", at, 'write {"prompt": "...", ...}')
-        rows.append(make_row(value, at))
+        rows.append(make_row({str(column): cell for column, cell in value.items()}, at))
     if not rows:
         raise UsageError("the dataset has no rows", code="BK-DATA-FORMAT", hint="add rows with prompts")
     return rows
