@@ -7,6 +7,7 @@ import pytest
 from buckeye.config.load import load_config
 from buckeye.config.rl import RLConfig
 from buckeye.config.sft import SFTConfig
+from buckeye.errors import ConfigError
 
 
 @pytest.fixture
@@ -52,6 +53,14 @@ def test_tilde_is_the_home_directory(folder, monkeypatch):
     assert config.trainer.model.name == config.orchestrator.model.name == "/home/me/models/m"
     sft = load_config(SFTConfig, ["--output-dir=~nobody-here/x", "--data.path=~/chats.jsonl"])
     assert [str(sft.output_dir), str(sft.data.path)] == ["~nobody-here/x", "/home/me/chats.jsonl"]
+
+
+@pytest.mark.parametrize("text", ["$SCRATCH/run", "/data/${USER}/run"])
+def test_variable_in_a_path_is_refused(folder, text):
+    (folder / "run.toml").write_text(f'max_steps = 1\noutput_dir = "{text}"\n')
+    with pytest.raises(ConfigError) as raised:
+        load_config(RLConfig, ["@", "conf/run.toml"])
+    assert (raised.value.code, raised.value.at) == ("BK-CONFIG-VALUE", "conf/run.toml:2 (output_dir)")
 
 
 def test_file_next_to_the_configuration_wins(folder):

@@ -22,20 +22,15 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+_VARIABLE = re.compile(r"\$(\w|\{)")
+
 CONFLICT = "conflict"
 """Type of the pydantic errors that `conflict` returns."""
 
+HAS_VARIABLE = "has_variable"
+"""Type of the pydantic error of a path with a variable."""
+
 Conflicts = Iterator[PydanticCustomError]
-
-
-def _expand_home(path: Path) -> Path:
-    return Path(os.path.expanduser(path))  # `~user` stays unchanged for an unknown user
-
-
-UserPath = Annotated[Path, AfterValidator(_expand_home)]
-"""Path of a setting. `~` at its start is the home directory."""
-ModelName = Annotated[str, AfterValidator(os.path.expanduser)]
-"""Model directory, or a name on the hub. `~` at its start is the home directory."""
 
 
 class BaseConfig(BaseModel):
@@ -113,6 +108,22 @@ class UserFunctionConfig(BaseConfig):
                 code="BK-CONFIG-VALUE",
             )
 
+
+def _expand_home(text: str) -> str:
+    """Return a path with the home directory in place of `~`. Raise an error if it has a variable."""
+    if _VARIABLE.search(text):
+        raise PydanticCustomError(HAS_VARIABLE, "has a variable")
+    return os.path.expanduser(text)  # `~user` stays unchanged for an unknown user
+
+
+def _expand_home_of_path(path: Path) -> Path:
+    return Path(_expand_home(str(path)))
+
+
+UserPath = Annotated[Path, AfterValidator(_expand_home_of_path)]
+"""Path of a setting. `~` at its start is the home directory."""
+ModelName = Annotated[str, AfterValidator(_expand_home)]
+"""Model directory, or a name on the hub. `~` at its start is the home directory."""
 
 Quantization = Literal["4bit", "8bit"]
 LogLevel = Literal["debug", "info", "success", "warning", "warn", "error", "critical"]

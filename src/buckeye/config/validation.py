@@ -11,7 +11,7 @@ from pydantic_core import ErrorDetails
 
 from buckeye.config.problems import Problem, closest, conflict_problem, qualified, suggestion
 from buckeye.config.settings import MISSING, KeyPath, Settings, dotted, flag_of
-from buckeye.config.shared import CONFLICT, BaseConfig
+from buckeye.config.shared import CONFLICT, HAS_VARIABLE, BaseConfig
 from buckeye.config.structure import Shape, fields_of, resolve, shape_at, shape_of, unknown_setting
 
 T = TypeVar("T", bound=BaseConfig)
@@ -69,6 +69,10 @@ def _problem(model: type[BaseConfig], settings: Settings, error: ErrorDetails) -
     if shape is None or value is MISSING:
         message = f"`{dotted(path)}` is not valid: {error['msg']}"
         return Problem(path=path, location=settings.location(path), message=message)
+    if kind == HAS_VARIABLE:
+        message = f"`{dotted(path)}` is {format_value(value)}, and variables are not replaced"
+        hint = "write the path itself; `~` is the home directory"
+        return Problem(path=path, location=settings.location(path), message=message, hint=hint)
     return _invalid_value(settings, path, value, shape)
 
 
