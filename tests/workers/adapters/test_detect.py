@@ -35,6 +35,7 @@ TASKSET = "__all__ = ['TheirTaskset']"
         (None, "", "reasoning-gym/chain_sum", {}),
         (None, "", "textarena/GuessTheNumber-v0", {}),
         (None, "", "ors-sdk/ors_games:Guess", {}),
+        (None, "", "hud/hud_games", {}),
         (None, "", "bfcl-eval/simple_python", {}),
         (None, "", "bfcl-eval/multi_turn_base", {}),
         (None, "", "bfcl-eval/web_search_base", {}),

@@ -42,7 +42,9 @@ def chosen(words, seed=0):
 
 
 ROWS = table_rows()
-COMPARED = [name for name, row in ROWS.items() if row["ecosystem"] in ("gymnasium", "inspect-ai", "ors-sdk")]
+COMPARED = [
+    name for name, row in ROWS.items() if row["ecosystem"] in ("gymnasium", "inspect-ai", "ors-sdk", "hud")
+]
 
 
 @pytest.mark.parametrize(
@@ -351,3 +353,30 @@ def test_bfcl():
         environment = opened("bfcl-eval/simple_python", python_of("bfcl-eval"), {"limit": 1})
         rewards += [outcome.reward for _, _, outcome in play(environment, lambda *_, reply=reply: reply)]
     assert rewards == [1.0, 0.0, 0.0]
+
+
+def multiply_or_count(messages, tools, turn):
+    """Multiply with the tool if the prompt asks for a product, else reply with 3."""
+    return multiplier(messages, tools, turn) if "times" in messages[0]["content"] else "3"
+
+
+def test_hud(tmp_path):
+    """2 times 7 is right, 3 times 7 is only brief; there are three letters in the first word."""
+    environment = opened("hud/hud_games", python_of("hud"), {"folder": str(PACKAGES)})
+    played = play(environment, multiply_or_count, tasks=5)
+    assert [outcome.reward for _, _, outcome in played] == pytest.approx([1.0, 0.2, 1.0, 1.0, 0.0])
+    assert played[0][2].components == {"right": 1.0, "brief": 1.0}
+    assert_only_extended(played[0][1])
+
+    rows = [{"env": "games", "id": "product", "args": {"number": number}} for number in (13, 11, 9)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    args = {"folder": str(PACKAGES), "tasks": str(tmp_path / "rows.jsonl"), "limit": 2}
+    environment = opened("hud/hud_games", python_of("hud"), args)
+    (_, _, broken), (_, _, ungraded) = play(environment, lambda *_: "", tasks=3)
+    assert [(one.reward, one.boundary) for one in (broken, ungraded)] == [(None, "reset"), (None, "score")]
+
+    rows = [{**rows[0], "runtime_config": {"image": "games"}}]
+    (tmp_path / "rows.jsonl").write_text(json.dumps(rows[0]))
+    with pytest.raises(UsageError) as refused:
+        opened("hud/hud_games", python_of("hud"), args)
+    assert refused.value.code == "BK-ENV-LOAD"

@@ -77,7 +77,17 @@ def test_buckeye_entry_point_is_detected(tmp_path):
 
 @pytest.mark.parametrize(
     "name",
-    ["reasoning-gym", "textarena", "gymnasium", "skyrl-gym", "inspect-ai", "openenv", "bfcl-eval", "ors-sdk"],
+    [
+        "reasoning-gym",
+        "textarena",
+        "gymnasium",
+        "skyrl-gym",
+        "inspect-ai",
+        "openenv",
+        "bfcl-eval",
+        "ors-sdk",
+        "hud",
+    ],
 )
 def test_libraries_are_known_by_name(tmp_path, name):
     assert found(tmp_path, name=name).generation == name

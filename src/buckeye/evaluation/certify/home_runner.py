@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import copy
 import importlib
+import importlib.util
 import inspect
 import json
 import os
@@ -334,6 +335,33 @@ def ors_sdk(name: str, args: Json, sessions: Sequence[Json]) -> list[float | Non
     return rewards
 
 
+def hud(name: str, args: Json, sessions: Sequence[Json]) -> list[float | None]:
+    """Return the rewards of HUD's agent on a server that replays the replies, without HUD's platform."""
+    os.environ |= {"HUD_TELEMETRY_ENABLED": "false"}
+    sys.path.insert(0, os.path.expanduser(args.get("folder") or "."))
+    run, library = importlib.import_module("hud.eval.run"), importlib.import_module("hud.eval")
+    agents = importlib.import_module("hud.agents")
+    source = importlib.util.find_spec(name).origin  # type: ignore[union-attr]
+    files = {"train": args.get("tasks", source), "eval": args.get("eval_tasks", source)}
+    rows = {split: list(library.Taskset.from_file(file)) for split, file in files.items()}
+
+    async def reward(session: Json) -> float | None:
+        with replayed(session["replies"]) as url:
+            agent = agents.OpenAIChatAgent(
+                agents.types.OpenAIChatConfig(
+                    base_url=f"{url}/v1", api_key="none", max_steps=len(session["replies"])
+                )
+            )
+            task = rows[session["data"]["split"]][session["data"]["index"]]
+            done = await run.rollout(task, agent, runtime=library.SubprocessRuntime(source))
+        return None if done.trace.is_error or done.grade.is_error else float(done.reward)
+
+    async def rewards() -> list[float | None]:
+        return [await reward(session) for session in sessions]
+
+    return asyncio.run(rewards())
+
+
 @contextlib.contextmanager
 def replayed(replies: Sequence[Json]) -> Iterator[str]:
     """Serve chat completions and responses with the replies in turn, the last one repeatedly.
@@ -432,6 +460,7 @@ RUNNERS = {
     "agent": agent,
     "bfcl-eval": bfcl_eval,
     "ors-sdk": ors_sdk,
+    "hud": hud,
 }
 
 if __name__ == "__main__":

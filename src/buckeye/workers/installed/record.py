@@ -24,6 +24,7 @@ Generation = Literal[
     "openenv",
     "bfcl-eval",
     "ors-sdk",
+    "hud",
     "buckeye",
 ]
 """Kind of an installed environment, which `detect_interface` has found."""

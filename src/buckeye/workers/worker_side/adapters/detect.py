@@ -16,6 +16,7 @@ from . import agent, buckeye_environment
 from .base import Adapter, AdapterError, Json
 from .bfcl import BFCL
 from .gymnasium import Gymnasium
+from .hud import HUD
 from .inspect_ai import InspectAI
 from .openenv import OpenEnv
 from .ors_sdk import ORS
@@ -36,6 +37,7 @@ LIBRARIES: dict[str, Callable[[str, Json], Adapter]] = {
     "openenv": OpenEnv,
     "bfcl-eval": BFCL,
     "ors-sdk": ORS,
+    "hud": HUD,
 }
 """Adapter of each library with environments. Their ids are LIBRARY/NAME."""
 
