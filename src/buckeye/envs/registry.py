@@ -61,6 +61,7 @@ LIBRARIES = {
     "openenv": "openenv",
     "bfcl-eval": "bfcl_eval",
     "ors-sdk": "ors",
+    "openreward": "openreward",
     "hud": "hud",
 }
 """Module of each library with environments. Their ids are LIBRARY/NAME."""

@@ -25,6 +25,8 @@ from tests.workers.adapters.test_played import PACKAGES, own_scores
 from tests.workers.adapters.venvs import python_of
 
 from buckeye.errors import InferenceError, UsageError
+from buckeye.evaluation.checks.samples import sample_splits
+from buckeye.evaluation.checks.task_checks import check_splits_disjoint
 
 pytestmark = pytest.mark.slow
 
@@ -42,9 +44,8 @@ def chosen(words, seed=0):
 
 
 ROWS = table_rows()
-COMPARED = [
-    name for name, row in ROWS.items() if row["ecosystem"] in ("gymnasium", "inspect-ai", "ors-sdk", "hud")
-]
+ECOSYSTEMS = ("gymnasium", "inspect-ai", "ors-sdk", "openreward", "hud")
+COMPARED = [name for name, row in ROWS.items() if row["ecosystem"] in ECOSYSTEMS]
 
 
 @pytest.mark.parametrize(
@@ -342,6 +343,26 @@ def test_ors():
         environment = opened("ors-sdk/ors_games:Guess", python_of("ors-sdk"), args)
         ((_, _, outcome),) = play(environment, say, split="eval", tasks=1)
         assert (outcome.reward, outcome.stop_reason) == (pytest.approx(reward), reason)
+
+
+def test_openreward():
+    """Two wooden hoes need sticks and planks; the text after the last call is graded."""
+    made = [({"jungle_planks": 2}, "stick", 4), ({"acacia_log": 1}, "acacia_planks", 4)]
+    made += [({"acacia_planks": 4, "stick": 4}, "wooden_hoe", 2)]
+    craft = [{"ingredients": needs, "target": [item, count]} for needs, item, count in made]
+
+    def act(messages, tools, turn):
+        if "wooden_hoe" not in messages[0]["content"]:
+            return "I made nothing."
+        return call("craft", craft[turn], turn) if turn < len(craft) else "Two hoes."
+
+    game = "openreward/platoon_textcraft.env:TextCraftEnvironment"
+    environment = opened(game, python_of("openreward"), {"limit": 2})
+    splits = sample_splits(environment, ["train", "eval"], per_family=2, seed=0)
+    assert check_splits_disjoint(splits).status == "pass"
+    played = play(environment, act, tasks=2)
+    assert [(one.reward, one.stop_reason) for _, _, one in played] == [(0.0, "done"), (1.0, "done")]
+    assert_only_extended(played[1][1])
 
 
 def test_bfcl():

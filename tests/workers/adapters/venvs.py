@@ -35,6 +35,11 @@ NEEDS = {
     "openenv-dipg-safety": ("openenv-dipg-safety==0.1.67",),
     "mini-swe-agent": ("mini-swe-agent==2.4.6",),
     "ors-sdk": ("ors-sdk==0.1.0",),
+    "openreward": (
+        "--ignore-requires-python",  # the games ask for 3.12, and use nothing of it
+        "platoon-textcraft==0.3.0",
+        "openreward==0.1.167",
+    ),
     "hud": ("hud==0.6.21",),
     "bfcl-eval": ("bfcl-eval==2026.3.23", "soundfile"),
     "openai-agents": ("openai-agents==0.24.0", "openai>=3"),

@@ -86,6 +86,7 @@ def test_buckeye_entry_point_is_detected(tmp_path):
         "openenv",
         "bfcl-eval",
         "ors-sdk",
+        "openreward",
         "hud",
     ],
 )

@@ -315,24 +315,43 @@ def bfcl_eval(name: str, args: Json, sessions: Sequence[Json]) -> list[float | N
 
 def ors_sdk(name: str, args: Json, sessions: Sequence[Json]) -> list[float | None]:
     """Return the sums of the rewards that the client of `ors` receives from the server of `MODULE:CLASS`."""
-    module, _, kind = name.partition(":")
     client, errors = importlib.import_module("ors.client"), importlib.import_module("ors.client._types")
-    program = f"from ors import Server; from {module} import {kind}; Server([{kind}]).run(port=%d)"
-    with server_of(["-c", program], args.get("folder")) as url, client.ORS(base_url=url) as connection:
+    kind = name.partition(":")[2]
+    with served_class("ors", name, args) as url, client.ORS(base_url=url) as connection:
         environment = connection.environment(kind.lower())
-        rewards: list[float | None] = []
-        for session in sessions:
-            total = 0.0
-            task = environment.list_tasks(split=session["data"]["split"])[session["data"]["index"]]
-            with environment.session(task=task) as opened:
-                for call in [call for reply in session["replies"] for call in reply.get("tool_calls") or ()]:
-                    with contextlib.suppress(ValueError, errors.ToolCallError):  # not a call of a tool
-                        result = opened.call_tool(
-                            call["function"]["name"], json.loads(call["function"]["arguments"])
-                        )
-                        total += float(result.reward or 0.0)
-            rewards.append(total)
-    return rewards
+        return [sum_of_calls(environment, session, errors.ToolCallError) for session in sessions]
+
+
+def openreward(name: str, args: Json, sessions: Sequence[Json]) -> list[float | None]:
+    """Return the sums of the rewards that the client of `openreward` receives from `MODULE:CLASS`."""
+    os.environ |= {"OPENREWARD_DISABLE_UPDATE_CHECK": "1"}
+    library, errors = importlib.import_module("openreward"), importlib.import_module("openreward.api.errors")
+    kind = name.partition(":")[2]
+    with served_class("openreward.environments", name, args) as url:
+        environment = library.OpenReward().environments.get(name=kind.lower(), base_url=url)
+        return [sum_of_calls(environment, session, errors.ToolCallError) for session in sessions]
+
+
+def served_class(package: str, name: str, args: Json) -> contextlib.AbstractContextManager[str]:
+    """Run the server of `MODULE:CLASS`, and return its URL."""
+    module, _, kind = name.partition(":")
+    program = f"from {package} import Server; from {module} import {kind}; Server([{kind}]).run(port=%d)"
+    return server_of(["-c", program], args.get("folder"))
+
+
+def sum_of_calls(environment: Any, session: Json, error: type[Exception]) -> float:
+    """Return the sum of the rewards of the calls in a session, and of a last text that a tool grades."""
+    total = 0.0
+    task = environment.list_tasks(split=session["data"]["split"])[session["data"]["index"]]
+    with environment.session(task=task) as opened:
+        for reply in session["replies"]:
+            for call in reply.get("tool_calls") or ():
+                with contextlib.suppress(ValueError, error):  # not a call of a tool
+                    arguments = json.loads(call["function"]["arguments"])
+                    total += float(opened.call_tool(call["function"]["name"], arguments).reward or 0.0)
+            if not reply.get("tool_calls") and getattr(opened, "is_assistant_message_final", bool)():
+                total += float(opened.call_terminal_tool(reply.get("content") or "").reward or 0.0)
+    return total
 
 
 def hud(name: str, args: Json, sessions: Sequence[Json]) -> list[float | None]:
@@ -460,6 +479,7 @@ RUNNERS = {
     "agent": agent,
     "bfcl-eval": bfcl_eval,
     "ors-sdk": ors_sdk,
+    "openreward": openreward,
     "hud": hud,
 }
 

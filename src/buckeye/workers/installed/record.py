@@ -24,6 +24,7 @@ Generation = Literal[
     "openenv",
     "bfcl-eval",
     "ors-sdk",
+    "openreward",
     "hud",
     "buckeye",
 ]

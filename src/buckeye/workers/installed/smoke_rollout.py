@@ -25,10 +25,11 @@ _EXAMPLES = {
     "openenv": "openenv/MODULE:APP",
     "bfcl-eval": "bfcl-eval/simple_python",
     "ors-sdk": "ors-sdk/MODULE:CLASS",
+    "openreward": "openreward/MODULE:CLASS",
     "hud": "hud/MODULE",
 }
 """Example environment of each library with many environments. It needs no downloads."""
-WITHOUT_EXAMPLE = ("skyrl-gym", "inspect-ai", "openenv", "ors-sdk", "hud")
+WITHOUT_EXAMPLE = ("skyrl-gym", "inspect-ai", "openenv", "ors-sdk", "openreward", "hud")
 """Libraries that contain no tasks, so that they have no test rollout."""
 
 

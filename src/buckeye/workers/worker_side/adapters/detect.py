@@ -37,6 +37,7 @@ LIBRARIES: dict[str, Callable[[str, Json], Adapter]] = {
     "openenv": OpenEnv,
     "bfcl-eval": BFCL,
     "ors-sdk": ORS,
+    "openreward": ORS,
     "hud": HUD,
 }
 """Adapter of each library with environments. Their ids are LIBRARY/NAME."""

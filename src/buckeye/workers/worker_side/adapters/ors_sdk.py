@@ -1,7 +1,7 @@
-"""Adapter for environments of the Open Reward Standard (`ors-sdk`): classes with tasks, a prompt and tools.
+"""Adapter for environments of the Open Reward Standard: classes of `ors-sdk` or of `openreward`.
 
 The class runs in the worker, without its server. A rollout ends when a tool is `finished`, or with a reply
-without a call. The reward is the sum of the rewards of all calls.
+without a call, which a terminal tool of `openreward` grades. The reward is the sum over all calls.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from typing import Any, cast
 from .base import Adapter, AdapterError, Boundary, Json, check_arguments, raised, scored
 from .model import ModelError, chat
 
-PREFIX = "ors-sdk/"
+PACKAGES = {"ors-sdk": "ors", "openreward": "openreward.environments"}
+"""Package with the base class of environments, by the library of an id."""
 OWN_ARGUMENTS = ("folder", "train", "eval", "limit")
 
 
@@ -26,14 +27,17 @@ class ORS(Adapter):
 
     def __init__(self, env_id: str, args: Json) -> None:
         check_arguments(env_id, args, OWN_ARGUMENTS)
-        base = _module("environment").Environment
-        module, _, name = env_id.removeprefix(PREFIX).partition(":")
+        library, _, path = env_id.partition("/")
+        module, _, name = path.partition(":")
+        base = importlib.import_module(PACKAGES[library]).Environment
         if args.get("folder"):
             sys.path.insert(0, os.path.expanduser(args["folder"]))
         self.name, self._limit = env_id, args.get("limit")
         found = getattr(importlib.import_module(module), name, None)
         if not (inspect.isclass(found) and issubclass(found, base)):
-            raise AdapterError(f"{env_id}: {module} has no class {name!r} that is an Environment of `ors`")
+            raise AdapterError(
+                f"{env_id}: {module} has no class {name!r} that is an Environment of {library}"
+            )
         self._class = cast("Any", found)
         known = {getattr(split, "name", split): split for split in self._class.list_splits()}
         for argument in ("train", "eval"):
@@ -55,7 +59,7 @@ class ORS(Adapter):
         if inspect.isawaitable(listed):
             raise AdapterError(f"{self.name}: an asynchronous `list_tasks` is not supported")
         return (
-            {"id": f"{name}-{index}", "messages": [], "data": {"split": name, "index": index, "spec": spec}}
+            {"id": f"{name}-{index}", "messages": [], "data": {"split": name, "index": index, "start": spec}}
             for index, spec in enumerate(listed[: self._limit])
         )
 
@@ -63,13 +67,13 @@ class ORS(Adapter):
         boundary: Boundary = "reset"
         environment = None
         try:
-            environment = self._class(task["data"]["spec"], {})
+            environment = self._class(task["data"]["start"], {})
             try:
                 await _awaited(environment.setup())
-                blocks = await _awaited(environment.get_prompt())
+                messages = await _first_messages(environment)
                 tools = [*environment.list_tools().tools, *environment.list_task_tools().tools]
                 boundary = "step"
-                return await self._converse(environment, blocks, [_tool(tool) for tool in tools], endpoint)
+                return await self._converse(environment, messages, [_tool(tool) for tool in tools], endpoint)
             finally:
                 await _awaited(environment.teardown())
         except ModelError as error:
@@ -77,8 +81,10 @@ class ORS(Adapter):
         except Exception as error:
             return raised(boundary, error)
 
-    async def _converse(self, environment: Any, blocks: Any, tools: list[Json], endpoint: Json) -> Json:
-        messages: list[Json] = [{"role": "user", "content": _text(blocks)}]
+    async def _converse(
+        self, environment: Any, messages: list[Json], tools: list[Json], endpoint: Json
+    ) -> Json:
+        grades_texts = getattr(environment.list_tools(), "terminal_tool", None) is not None
         reward, turns, finished, stop_reason = 0.0, 0, False, ""
         while not stop_reason:
             reply = await chat(endpoint, messages, tools=tools)
@@ -92,9 +98,20 @@ class ORS(Adapter):
                 content, earned, is_last = await _call(environment, call["function"])
                 reward, finished = reward + earned, finished or is_last
                 messages.append({"role": "tool", "tool_call_id": call["id"], "content": content})
+            if not calls and grades_texts:
+                _, reward_of_text, finished = _result(await environment.call_terminal_tool(reply.text))
+                reward += reward_of_text
             stop_reason = "done" if finished else "" if calls else "no_call"
         components = {"turns": turns, "finished": float(finished)}
         return scored(reward, components=components, stop_reason=stop_reason)
+
+
+async def _first_messages(environment: Any) -> list[Json]:
+    """Return the conversation that the task begins with. `ors-sdk` has only prompts."""
+    if not hasattr(environment, "get_messages"):
+        return [{"role": "user", "content": _text(await _awaited(environment.get_prompt()))}]
+    messages = await _awaited(environment.get_messages())
+    return [{"role": message.role, "content": _text(message.blocks)} for message in messages]
 
 
 async def _call(environment: Any, function: Json) -> tuple[str, float, bool]:
@@ -105,16 +122,20 @@ async def _call(environment: Any, function: Json) -> tuple[str, float, bool]:
         arguments = None
     if not isinstance(arguments, dict):
         return "The arguments are not a JSON object.", 0.0, False
-    result = (await environment._call_tool(function["name"], arguments)).root
+    return _result(await environment._call_tool(function["name"], arguments))
+
+
+def _result(called: Any) -> tuple[str, float, bool]:
+    result = called.root
     if not result.ok:
         return result.error, 0.0, False
     return _text(result.output.blocks), float(result.output.reward or 0.0), result.output.finished
 
 
 def _text(blocks: Any) -> str:
-    """Return the text of blocks. Raises ValueError for an image."""
+    """Return the text of blocks. Raises ValueError for a block of another kind, such as an image."""
     if any(block.type != "text" for block in blocks):
-        raise ValueError("messages with images cannot be sent to the model")
+        raise ValueError("only texts can be sent to the model")
     return "\n".join(block.text for block in blocks)
 
 
@@ -126,8 +147,3 @@ def _tool(tool: Any) -> Json:
 
 async def _awaited(value: Any) -> Any:
     return await value if inspect.isawaitable(value) else value
-
-
-def _module(name: str) -> Any:
-    """Return a module of the library."""
-    return importlib.import_module(f"ors.{name}")
