@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from buckeye.dataset.environment import load_environment
-from buckeye.evaluation import chat_policy
+from buckeye.envs import chat_server as client
 from buckeye.trainer.model.tiny import TinySize, make_tiny_model
 from tests.command import run_here
 from tests.evaluation.chat_server import chat_server
@@ -413,9 +413,9 @@ def test_refused_request_ends_the_evaluation(environment, tmp_path, status, code
 
 
 def test_unreachable_address_ends_the_evaluation_within_seconds(environment, tmp_path, monkeypatch, wording):
-    waits = chat_policy._WAITS
-    assert sum(waits[: chat_policy._CONNECT_ATTEMPTS - 1]) <= 10.0
-    monkeypatch.setattr(chat_policy, "_WAITS", tuple(0.0 for _ in waits))
+    waits = client._WAITS
+    assert sum(waits[: client._CONNECT_ATTEMPTS - 1]) <= 10.0
+    monkeypatch.setattr(client, "_WAITS", tuple(0.0 for _ in waits))
     done = evaluate(environment, tmp_path, *NOWHERE, "--retries", "3", code=2)
     assert done.stderr == wording
 

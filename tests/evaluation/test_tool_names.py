@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from buckeye.envs.base import CallOptions
+from buckeye.envs.chat_server import ChatServer
 from buckeye.errors import InferenceError
-from buckeye.evaluation.chat_policy import ChatPolicy, ChatSampling, ChatServer
+from buckeye.evaluation.chat_policy import ChatPolicy, ChatSampling
 from buckeye.evaluation.tool_names import ToolNames
 
 STRICT = re.compile(r"[a-zA-Z0-9_-]{1,64}")

@@ -10,7 +10,8 @@ from tests.orchestrator.fakes import FakeEngine
 from tests.workers.proxy.players import SCHEMA, Saying, anthropic, letters, openai
 
 from buckeye.envs.base import Reply
-from buckeye.evaluation.chat_policy import ChatPolicy, ChatSampling, ChatServer
+from buckeye.envs.chat_server import ChatServer
+from buckeye.evaluation.chat_policy import ChatPolicy, ChatSampling
 
 ASK = [{"role": "user", "content": "a"}]
 TOOL = {"type": "function", "function": {"name": "find", "parameters": SCHEMA}}

@@ -1,4 +1,4 @@
-"""Built-in rewards: `exact`, `contains`, `numeric`, `math`, `regex:...`, `json:...` and `code`."""
+"""Built-in rewards: `exact`, `contains`, `numeric`, `math`, `regex:...`, `json:...`, `code`, `judge:...`."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from buckeye.base.distribution import need
 from buckeye.base.storage import read_json
 from buckeye.config.problems import closest, suggestion
 from buckeye.dataset.functions import Completion
+from buckeye.dataset.judge import JudgeReward
 from buckeye.dataset.prompt_tasks import Columns
 from buckeye.dataset.prompts import ANSWER_COLUMNS, Prompts
 from buckeye.dataset.rows import raise_problems, row_error
@@ -27,7 +28,7 @@ from buckeye.mcp.grading.grader_processes import judge_in_worker, run_script
 from buckeye.mcp.grading.judge import GraderVerdict
 from buckeye.mcp.grading.schema import last_number
 
-NAMES = ("exact", "contains", "numeric", "math", "regex", "json", "code")
+NAMES = ("exact", "contains", "numeric", "math", "regex", "json", "code", "judge")
 _TEST_COLUMNS = ("tests", "test", "test_list", "test_cases", "unit_tests")
 _RUNNER = Path(__file__).with_name("code_runner.py")
 _FENCE = re.compile(r"```[ \t]*([\w+-]*)[^\n`]*\n(.*?)(?:```|\Z)", re.DOTALL)
@@ -42,7 +43,7 @@ Matches = Callable[[Any], Sequence[Mapping[str, Any]]]
 
 def built_in_reward(
     spec: str, columns: Columns, prompts: Prompts
-) -> AnswerReward | SchemaReward | CodeReward:
+) -> AnswerReward | SchemaReward | CodeReward | JudgeReward:
     """Return the built-in reward that a spec such as `exact` or `regex:^yes` names.
 
     Raises UsageError with every task that has no answer or no tests for the reward.
@@ -54,6 +55,8 @@ def built_in_reward(
         return SchemaReward(_read_schema(argument))
     if name == "code":
         return CodeReward(columns.others, prompts.tasks(), argument or None)
+    if name == "judge":
+        return JudgeReward(argument, columns)
     if name == "math":
         need("math_verify", "the reward `math`")
     matches: dict[str, Matches] = {
@@ -331,4 +334,4 @@ def is_built_in(spec: str) -> bool:
     name = spec.partition(":")[0]
     if name not in NAMES:
         return False
-    return ":" not in spec or name in ("regex", "json", "code", "math") or find_spec(name) is None
+    return ":" not in spec or name in ("regex", "json", "code", "math", "judge") or find_spec(name) is None

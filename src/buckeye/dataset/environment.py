@@ -14,9 +14,10 @@ from typing import Any, TypeVar
 from buckeye.config.problems import closest, suggestion
 from buckeye.dataset.built_in import NAMES, AnswerReward, built_in_reward, is_built_in
 from buckeye.dataset.functions import Completion, FunctionReward, Reward, load_function
+from buckeye.dataset.judge import JudgeReward
 from buckeye.dataset.prompts import Prompts, read_prompts
 from buckeye.dataset.rows import EVAL, TRAIN
-from buckeye.envs.base import Outcome, Policy, Reply, Task
+from buckeye.envs.base import Outcome, Policy, Probe, Reply, Task
 from buckeye.envs.outcome_validation import error_outcome, outcome_of_exception
 from buckeye.envs.single_turn import FixedTasks
 from buckeye.envs.stdlib_only.outcomes import OutcomeError
@@ -161,10 +162,20 @@ class DatasetEnvironment(FixedTasks):
         """True unless a right answer has the reward 1, and a wrong one 0."""
         return [type(part.reward) for part in self._rewards] != [AnswerReward] or self._rewards[0].weight != 1
 
+    @property
+    def judged(self) -> tuple[str, ...]:
+        """Names of the components that a model gives."""
+        return tuple(part.name for part in self._rewards if isinstance(part.reward, JudgeReward))
+
+    def probes(self) -> list[Probe]:
+        """Return the replies that people have labelled for the judges."""
+        judges = [(part.name, part.reward) for part in self._rewards if isinstance(part.reward, JudgeReward)]
+        return [probe for name, reward in judges for probe in reward.labelled(name)]
+
     async def rollout(self, task: Task, policy: Policy) -> Outcome:
         """Call the policy once and grade its reply."""
         completion = _completion_of(await policy.chat(task.messages))
-        return (await self._grade(task, [completion]))[0]
+        return (await self._grade(task, [replace(completion, policy=policy)]))[0]
 
     async def baseline_report(self) -> str:
         """Return a line with the mean reward of empty replies, repeated prompts, and right answers if known.
@@ -215,9 +226,15 @@ class DatasetEnvironment(FixedTasks):
 
     def _outcome(self, completion: Completion, verdicts: Sequence[GraderVerdict]) -> Outcome:
         pairs = list(zip(self._rewards, verdicts, strict=True))
+        components = {part.name: verdict.score for part, verdict in pairs}
+        total = math.fsum(abs(part.weight * verdict.score) for part, verdict in pairs)
+        for part, verdict in pairs:
+            components |= {f"{part.name}_{name}": value for name, value in verdict.counts.items()}
+            if part.name in self.judged and len(pairs) > 1:
+                components[f"{part.name}_share"] = abs(part.weight * verdict.score) / total if total else 0.0
         return Outcome(
             reward=math.fsum(part.weight * verdict.score for part, verdict in pairs),
-            components={part.name: verdict.score for part, verdict in pairs},
+            components=components,
             explanations={part.name: verdict.explanation for part, verdict in pairs if verdict.explanation},
             stop_reason="truncated" if completion.truncated else "answered",
         )

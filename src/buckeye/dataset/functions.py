@@ -19,7 +19,7 @@ from buckeye.base.user_function import import_file
 from buckeye.config.problems import closest, closest_file, suggestion
 from buckeye.dataset.prompt_tasks import Columns
 from buckeye.dataset.rows import raise_problems, row_error
-from buckeye.envs.base import Task
+from buckeye.envs.base import Policy, Task
 from buckeye.envs.registry import report_import_errors
 from buckeye.envs.stdlib_only.outcomes import OutcomeError, location_of_code, to_finite_float
 from buckeye.errors import UsageError
@@ -48,6 +48,8 @@ class Completion:
     token_ids: Sequence[int] | None = None
     """None if unknown: in worker processes, and for models of other servers."""
     truncated: bool = False
+    policy: Policy | None = None
+    """Policy that replied. None if it has ended, as when a group or a recorded reply is scored."""
 
 
 class Reward(Protocol):

@@ -195,6 +195,9 @@ class Probe:
 
     `buckeye env check` runs the probes of an environment's optional method `probes() -> Sequence[Probe]`. In
     a multi-turn environment, the policy sends `reply` in every turn.
+
+    With `component`, the name of a component that a judge gives, the range is that of a person's grade. It
+    measures how often the judge agrees.
     """
 
     name: str
@@ -202,6 +205,7 @@ class Probe:
     reply: str
     low: float
     high: float
+    component: str | None = None
 
     def __post_init__(self) -> None:
         if not self.low <= self.high:

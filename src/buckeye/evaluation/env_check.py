@@ -197,7 +197,9 @@ async def _run_rollout_checks(
         for each in runners:
             each.begin_phase(name, started + until * options.budget)
 
-    probes = [*probes_of(runner.environment), *read_probes(runner.environment, options.probes)]
+    offered = [*probes_of(runner.environment), *read_probes(runner.environment, options.probes)]
+    probes = [probe for probe in offered if probe.component is None]
+    labels = [probe for probe in offered if probe.component is not None]
     shown = next((sample for sample in samples if sample.is_train), samples[0])
     policies = content_free.content_free_policies(runner.environment, shown, probes=probes, seed=options.seed)
     begin_phase("probes", 0.15)
@@ -210,7 +212,7 @@ async def _run_rollout_checks(
     begin_phase("repeated replies", 0.55)
     same_grade = await rollout_checks.check_grades_repeatable(runners, samples, policies.formats, probes)
     begin_phase("bias of the judge", 0.65)
-    judged, biases = await measure_judge(runner, samples, policies.formats[-1], options.limit)
+    judged, biases = await measure_judge(runner, samples, policies.formats[-1], options.limit, labels)
     begin_phase("content-free policies", 0.8)
     scores = await content_free.score_content_free(runner, policies, samples, progress=options.progress)
     begin_phase("search for the best constant", 0.9)

@@ -21,8 +21,9 @@ from buckeye.config.environments import EnvConfig
 from buckeye.config.inference import InferenceConfig
 from buckeye.dataset.environment import NAME as DATASET
 from buckeye.envs.base import Task
+from buckeye.envs.chat_server import ChatServer
 from buckeye.errors import RunError, UsageError
-from buckeye.evaluation.chat_policy import ChatSampling, ChatServer, chat_rollout_runner
+from buckeye.evaluation.chat_policy import ChatSampling, chat_rollout_runner
 from buckeye.evaluation.figures import Figures, compute_figures
 from buckeye.evaluation.rows import ROLLOUTS, EvalRow, open_rows, parse_row, read_rows
 from buckeye.evaluation.training_tasks import training_note

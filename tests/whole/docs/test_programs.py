@@ -2,8 +2,6 @@
 
 import inspect
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +11,7 @@ from tests.mcp.gym import gym_config
 from tests.places import ROOT
 from tests.whole.docs.blocks import blocks
 
+from buckeye.config.judge import JudgeConfig
 from buckeye.config.load import load_config
 from buckeye.config.losses import CustomLossConfig
 from buckeye.config.orchestrator import OrchestratorConfig
@@ -53,12 +52,10 @@ def test_the_configuration_of_the_readme_and_the_shown_environments(tmp_path):
     assert env.args.keys() <= inspect.signature(load_environment).parameters.keys()
 
 
-@pytest.mark.e2e
-def test_the_program_of_the_wire(tmp_path):
-    (program,) = texts("docs/how-to/agents.md", "python")
-    command = [sys.executable, "-c", program]
-    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert ran.stdout == "The dog. 1\n", ran.stderr
+def test_the_settings_of_a_judge(tmp_path):
+    (tmp_path / "judge.toml").write_text(texts("docs/how-to/prompts-and-rewards.md", "toml")[-1])
+    judge = load_config(JudgeConfig, ["@", str(tmp_path / "judge.toml")])
+    assert (judge.scale, judge.max_cost) == ((0.0, 10.0), 20.0)
 
 
 def test_the_dataset_the_environment_and_the_lock_file_of_hf(tmp_path, monkeypatch):

@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from tests.evaluation.chat_server import chat_server
 from tests.inference.chat_families import save_family
 from tests.workers.adapters.scripted import Speaker, multiplier, opened, play
 from tests.workers.adapters.venvs import CACHE, python_of
@@ -305,3 +306,24 @@ def test_the_judge_of_verifiers_v0_is_known_and_its_length_bias_measured(venv):
     checks, (bias,) = asyncio.run(measure_judge(ScriptedRunner(environment), samples, None, 0.03))
     assert (bias.component, bias.value, bias.calls) == ("approved", 1.0, 80)
     assert [check.status for check in checks] == ["warning"]
+
+
+def test_the_judge_of_verifiers_v1_is_known_and_its_calls_are_counted(monkeypatch):
+    """The judge says yes to all padded replies and to no other."""
+    monkeypatch.setenv("JUDGE_API_KEY", "secret")
+
+    def long_is_right(body, number):
+        return "yes" if "with care" in str(body["messages"]) else "no"
+
+    with chat_server(long_is_right) as (url, _):
+        judge = {"id": "reference", "name": "approved", "base_url": url, "api_key_var": "JUDGE_API_KEY"}
+        args = {"num_tasks": 20, "task": {"judges": [judge]}}
+        variables = ("JUDGE_API_KEY",)
+        environment = opened(PACKAGES / "sums_v1.py", python_of("verifiers-040"), args, variables=variables)
+        assert environment.judged == ("approved",)
+        runner = ScriptedRunner(environment)
+        samples = sample_splits(environment, ["train"], per_family=20, seed=0)
+        checks, (bias,) = asyncio.run(measure_judge(runner, samples, None, 0.03))
+    assert (bias.component, bias.value, bias.calls) == ("approved", 1.0, 80)
+    assert [check.status for check in checks] == ["warning"]
+    assert runner.first[0].outcome.components["judge_tokens"] == 10

@@ -32,7 +32,7 @@ PLANNED_TASKS = 25
 _SHOWN_MOVE = re.compile(r"<([A-Za-z]\w*)>[^<>\n]{1,80}</\1>|\[[^\[\]\n]{1,40}\]")
 _OWN_TROUBLE = ("timeout", "worker", "model")
 """Boundaries of errors that a busy machine can cause. A session with such an error is not compared."""
-_NOT_COMPARED = re.compile(r".*(?:seconds|bytes|duration|latency|_time|_ms)")
+_NOT_COMPARED = re.compile(r".*(?:seconds|bytes|duration|latency|_time|_ms|_tokens|_cost)")
 
 DifferenceKind = Literal["text", "reward", "component"]
 

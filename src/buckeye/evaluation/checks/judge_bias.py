@@ -1,4 +1,4 @@
-"""Measure biases of a judge: a model that grades replies, or that compares two of them.
+"""Measure agreement and biases of a judge: a model that grades replies, or that compares two of them.
 
 An environment with a judge names the judge's components in its member `judged`. If the judge compares, the
 environment has a method `compare(task, first, second)`. It returns the verdict from 0 (the second reply is
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from buckeye.base.columns import counted
-from buckeye.envs.base import Task
+from buckeye.envs.base import Probe, Task
 from buckeye.errors import THIRD_PARTY_ERRORS
 from buckeye.evaluation.checks.result import CheckResult, out_of_time_result, shortened
 from buckeye.evaluation.checks.samples import SplitSample, groups_of
@@ -37,10 +37,11 @@ class JudgeBias:
     """Bias of a judge with its 95 % interval over tasks, measured with `calls` gradings or comparisons.
 
     The bias of length is the increase of a component if the reply is padded. The bias of position is the
-    share of pairs whose verdict changes if the two replies are swapped.
+    share of pairs whose verdict changes if the two replies are swapped. The agreement is the share of
+    labelled replies whose component is in the range of the label.
     """
 
-    kind: Literal["length", "position"]
+    kind: Literal["length", "position", "agreement"]
     component: str | None
     value: float
     low: float
@@ -48,30 +49,46 @@ class JudgeBias:
     calls: int
 
     def __str__(self) -> str:
-        change = (
-            f"{self.component} changes by {self.value:+.3f}"
-            if self.kind == "length"
-            else f"{self.value:.0%} of the verdicts change"
-        )
-        return f"{change} [{self.low:.3f}, {self.high:.3f}]"
+        changes = {
+            "length": f"{self.component} changes by {self.value:+.3f}",
+            "position": f"{self.value:.0%} of the verdicts change",
+            "agreement": f"{self.component} agrees with {self.value:.0%} of {self.calls} labels",
+        }
+        return f"{changes[self.kind]} [{self.low:.3f}, {self.high:.3f}]"
 
 
 async def measure_judge(
-    runner: ScriptedRunner, samples: Sequence[SplitSample], form: str | None, limit: float
+    runner: ScriptedRunner,
+    samples: Sequence[SplitSample],
+    form: str | None,
+    limit: float,
+    labels: Sequence[Probe] = (),
 ) -> tuple[list[CheckResult], list[JudgeBias]]:
     """Return the checks and the biases of the environment's judge; nothing for an environment without one.
 
-    A bias is a warning if its interval is above `limit`.
+    A bias is a warning if its interval is above `limit`. `labels` are probes with a component.
     """
     judged: Sequence[str] = getattr(runner.environment, "judged", ())
     compare: Callable[[Task, str, str], Awaitable[float]] | None
     compare = getattr(runner.environment, "compare", None)
     pairs = _pairs(samples, form)
     checks, biases = list[CheckResult](), list[JudgeBias]()
+    if labels:
+        results = await runner.run_all([(label.task, label.reply) for label in labels])
+        for component in dict.fromkeys(str(label.component) for label in labels):
+            graded = [
+                (label, result.outcome.components[component])
+                for label, result in zip(labels, results, strict=True)
+                if label.component == component
+                and result is not None
+                and component in result.outcome.components
+            ]
+            checks.append(_agreement(component, graded, biases))
     if judged:
         name = "length bias of the judge"
-        biases += await _length_biases(runner, judged, pairs)
-        checks.append(_result(name, biases, limit))
+        found = await _length_biases(runner, judged, pairs)
+        checks.append(_result(name, found, limit))
+        biases += found
     if compare is not None:
         name = "position bias of the judge"
         try:
@@ -82,6 +99,31 @@ async def measure_judge(
             reason = shortened(f"{type(error).__name__}: {error}", 200)
             checks.append(CheckResult(name, "error", f"`compare` failed: {reason}"))
     return checks, biases
+
+
+def _agreement(
+    component: str, graded: Sequence[tuple[Probe, float]], measured: list[JudgeBias]
+) -> CheckResult:
+    """Return the check of the labels of one component, and add the agreement to `measured`.
+
+    A judge that agrees no more often than one grade for all replies is a warning.
+    """
+    name = "agreement of the judge"
+    if not graded:
+        return out_of_time_result(name)
+    agrees = [float(label.low <= grade <= label.high) for label, grade in graded]
+    share = mean_over_tasks(agrees, [label.task.id for label, _ in graded])
+    constant = max(
+        sum(label.low <= grade <= label.high for label, _ in graded) / len(graded)
+        for grade in {label.low for label, _ in graded} | {label.high for label, _ in graded}
+    )
+    found = JudgeBias(
+        kind="agreement", component=component, value=share.value, low=share.low, high=share.high,
+        calls=len(graded),
+    )  # fmt: skip
+    measured.append(found)
+    detail = f"{found}; one grade for all would agree with {constant:.0%}"
+    return CheckResult(name, "warning" if share.low <= constant else "pass", detail)
 
 
 def _pairs(samples: Sequence[SplitSample], form: str | None) -> list[Pair]:

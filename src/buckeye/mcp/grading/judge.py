@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from buckeye.base.columns import counted
@@ -21,10 +22,11 @@ _ABSENT = object()
 
 
 class GraderVerdict(NamedTuple):
-    """Score of a grader from 0 to 1, and an explanation for people."""
+    """Score of a grader from 0 to 1, an explanation for people, and numbers for the log, such as a cost."""
 
     score: float
     explanation: str
+    counts: Mapping[str, float] = MappingProxyType({})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -125,7 +125,13 @@ class VerifiersV1(Adapter):
         return {
             "name": self._id.replace("_", "-"),
             "splits": list(self._envs),
+            "judged": [judge.reward_name for judge in self._judges()],
         }
+
+    def _judges(self) -> Iterator[Any]:
+        """Yield the judges that the settings of the tasks name. Those in a task's own code are unknown."""
+        loaders = importlib.import_module("verifiers.v1.utils.loaders")
+        return map(loaders.load_judge, self._envs["train"].config.taskset.task.judges)
 
     def tasks(self, split: str) -> Iterator[Json]:
         return self._iterate_tasks(split, self._envs[split].taskset)
@@ -222,6 +228,9 @@ def _outcome(episode: Any, seat: str) -> Json:
         )
     (trace,) = traces
     components = {**trace.metrics, **{name: reward.score for name, reward in trace.rewards.items()}}
+    if calls := trace.extra_usage:
+        components["judge_tokens"] = sum(call.prompt_tokens + call.completion_tokens for call in calls)
+        components["judge_cost"] = sum(call.cost or 0.0 for call in calls)
     stop = "truncated" if trace.is_truncated else str(trace.stop_condition or "done")
     return scored(trace.reward, components=components, stop_reason=stop)
 
