@@ -71,6 +71,10 @@ DEFECTS = [
         "no answer in the prompt",
         "60 of 60 prompts of reverse in train contain their answer",
     ),
+    ("encoded", WARNING, "no answer in the prompt", "60 of 60 prompts of reverse in train contain"),
+    ("hexadecimal", WARNING, "no answer in the prompt", "60 of 60 prompts of reverse in train contain"),
+    ("row sent", WARNING, "no answer in the prompt", "60 of 60 prompts of reverse in train contain"),
+    ("first letter", WARNING, "accepted answers are rewarded", "their first letter has it as well"),
     ("number shown", WARNING, "no answer in the prompt", "0% that of another task; for example train-"),
     ("constant", WARNING, "content-free policies", '1.000 by "another task\'s answer" on reverse in'),
     (

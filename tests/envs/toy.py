@@ -1,7 +1,9 @@
 """Toy environment, honest by default, with one defect per variant; loaded by its path."""
 
+import base64
 import hashlib
 import itertools
+import json
 import random
 import time
 
@@ -33,7 +35,14 @@ def make(split, index, variant):
         prompt = prompt.replace("Put only", " put  only")
     if variant == "shown":
         prompt += f" For instance {answer.upper()}!"
+    if variant == "encoded":
+        prompt += f" ({base64.b64encode(f'The word is {answer}'.encode()).decode()})"
+    if variant == "hexadecimal":
+        prompt += f" (0x{answer.encode().hex()})"
     data = {} if variant in ("letters", "no answers") else {"accept": (answer,)}
+    if variant == "row sent":
+        data = {"row": {"gold": answer, "level": index}}
+        prompt += f" {json.dumps(data)}"
     name = "same" if variant == "one id" else f"{split}-{shown}"
     if variant == "another each time":
         name += f"-{random.random()}"
@@ -82,6 +91,8 @@ class Toy(SingleTurnEnvironment):
                 return Outcome(reward=right, components={"call": float(next(CALLS))})
             case "too much":
                 right *= 1.5
+            case "first letter":
+                right = float(said[:1] == answer[0])
             case "two answers":
                 right = float(answer in said)
             case "wears off":

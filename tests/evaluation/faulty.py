@@ -91,11 +91,21 @@ class Faulty(SingleTurnEnvironment):
             KEPT.append(os.urandom(100_000))
         if "thread" in self.faults:
             threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
+        if "task" in self.faults:
+            KEPT.append(asyncio.ensure_future(asyncio.sleep(600)))
+        if "zombie" in self.faults:
+            KEPT.append(subprocess.Popen(["true"]))
+        if self.kind == "background task":
+            task_in_background = asyncio.ensure_future(asyncio.sleep(0.01))
+            KEPT.append(task_in_background)
+            task_in_background.add_done_callback(KEPT.remove)
         if "child" in self.faults:
             KEPT.append(subprocess.Popen(["sleep", "600"]))
         return self.grade(task, reply)
 
     def grade(self, task, reply):
+        if "pattern" in self.faults:
+            re.match(r"(a+)+$", reply.text)
         answers = TAG.findall(reply.text)
         right = float(answers == [task.data["accept"][0]])
         components = {"right": right, "tag": float(bool(answers))} if self.kind != "no components" else {}

@@ -53,13 +53,20 @@ def test_a_certificate_names_faults_and_is_signed_and_verified(tmp_path):
     environment, key = tmp_path / "mine.py", tmp_path / "key"
     environment.write_text((ROOT / "tests" / "evaluation" / "faulty.py").read_text())
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True)
-    faults = json.dumps({"faults": ["file", "memory", "thread", "component"]})
+    faults = json.dumps({"faults": ["file", "memory", "thread", "zombie", "task", "component"]})
     words = ["--args", faults, "--sign", str(key)]
     done, certificate = certify(tmp_path, *words, env="./mine.py", sessions="50", budget="5")
     assert done.returncode == 1
     assert certificate["verdict"] == "fail"
     assert verdicts(certificate, "fail") == dict.fromkeys(
-        ["leak of memory", "leak of open files", "leak of threads"], "fail"
+        [
+            "leak of memory",
+            "leak of open files",
+            "leak of threads",
+            "leak of child processes",
+            "leak of asyncio tasks",
+        ],
+        "fail",
     )
     assert verdicts(certificate, "warn")["components"] == "warn"
     measured = {check["name"]: check["measured"] for check in certificate["checks"]}
@@ -92,6 +99,9 @@ FAULTS = {
     "memory": "leak of memory",
     "thread": "leak of threads",
     "child": "leak of child processes",
+    "zombie": "leak of child processes",
+    "task": "leak of asyncio tasks",
+    "pattern": "grading time",
     "random": "determinism",
     "clock": "determinism",
     "component": "components",
@@ -112,6 +122,7 @@ SOUND = [
     "child",
     "files",
     "cache",
+    "background task",
     "no components",
     "penalty",
 ]

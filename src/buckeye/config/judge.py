@@ -35,9 +35,9 @@ class JudgeConfig(BaseConfig):
     prices: tuple[NonNegativeFloat, NonNegativeFloat] = (0.0, 0.0)
     """Price of a million tokens of requests, and of texts."""
     max_cost: PositiveFloat | None = None
-    """Cost, in each process that grades, from which no further reply is graded."""
+    """Maximum cost in each process that grades. Later replies are errors."""
     cache: str | None = None
-    """File with known grades, to which new ones are added."""
+    """File of known grades. New grades are added to it."""
     labels: str | None = None
     """Rows of the dataset with a `reply` and its `label`, a grade by a person."""
 

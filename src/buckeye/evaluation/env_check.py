@@ -21,6 +21,7 @@ from buckeye.evaluation import content_free
 from buckeye.evaluation.checks import rollout_checks, task_checks
 from buckeye.evaluation.checks.chance import chance_by_group
 from buckeye.evaluation.checks.fingerprint import fingerprint, fingerprint_in_new_process
+from buckeye.evaluation.checks.found_answers import with_found_answers
 from buckeye.evaluation.checks.judge_bias import JudgeBias, measure_judge
 from buckeye.evaluation.checks.later_messages import check_later_messages
 from buckeye.evaluation.checks.result import CheckResult, CheckStatus
@@ -32,6 +33,7 @@ from buckeye.workers.loading import open_environment
 
 MAX_SAMPLE = 300
 _ISOLATION_SHARE = 0.5  # time of `check_isolated`, relative to `budget` and in addition to it
+_ANSWERS_SHARE = 0.1  # time to find answers under an unknown key, in addition to the budget
 _PROCESS_SECONDS = 60.0  # a new process needs time for imports
 
 
@@ -150,6 +152,9 @@ async def check_environment(
     names = split_names(environment)
     options.progress("reading tasks")
     samples = sample_splits(environment, names, per_family=options.sample, seed=seed)
+    finder = ScriptedRunner(environment)
+    finder.begin_phase("answers", time.monotonic() + _ANSWERS_SHARE * options.budget)
+    samples = await with_found_answers(finder, samples)
     seconds = max(options.budget, _PROCESS_SECONDS)
     other_process = None
     if not isinstance(environment, WorkerEnvironment):  # `second` is in another process, too

@@ -22,6 +22,7 @@ from buckeye.workers.pool import WorkerPool
 from buckeye.workers.proxy import Endpoint, Limits, Usage, serve
 from buckeye.workers.worker_loop import worker_loop
 
+_COUNT_SECONDS = 5.0
 _ISOLATION_SECONDS = 120.0  # 30 s to check tools, 20 s to compare rollouts, the rest to start and end servers
 _USER_ERRORS = ("AdapterError", "UsageError")  # their messages have the problem and the fix
 
@@ -106,6 +107,10 @@ class WorkerEnvironment:
         if "refused" in report:
             raise UsageError(report["refused"], code=report.get("code", "BK-ENV-UNSUPPORTED"))
         return report.get("result", "")
+
+    async def asyncio_tasks(self) -> int:
+        """Return the number of asyncio tasks that rollouts left in the first worker. Raises BoundaryError."""
+        return await worker_loop().run(self._pool.asyncio_tasks(_COUNT_SECONDS))
 
     def workers(self) -> list[int]:
         """Return the process ids of the running workers."""

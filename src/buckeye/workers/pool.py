@@ -95,6 +95,17 @@ class WorkerPool:
             {str(key): str(value) for key, value in response.items()} if isinstance(response, dict) else None
         )
 
+    async def asyncio_tasks(self, seconds: float) -> int:
+        """Return the number of asyncio tasks of the first worker, without those of its requests.
+
+        Raises BoundaryError if the worker does not answer within `seconds`.
+        """
+        worker = await self._worker_at(self._slots[0])
+        response, _ = await worker.request(
+            {"type": "asyncio_tasks"}, seconds=seconds, operation="the count of asyncio tasks"
+        )
+        return int(response)
+
     async def rollout(self, request: Mapping[str, Any], *, slot: int | None) -> tuple[Any, int]:
         """Run a rollout in a given slot, or in the least busy worker.
 

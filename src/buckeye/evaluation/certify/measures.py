@@ -35,6 +35,7 @@ from buckeye.evaluation.certify.sessions import (
     PlannedPolicy,
     Session,
     first_difference,
+    make_hard_plans,
     make_plans,
     run_session,
     run_sessions,
@@ -54,6 +55,7 @@ _LATER_SESSIONS = 6
 _CANCEL_SECONDS = 3.0
 _LATE_AFTER, _REPLY_AFTER, _LATE_SESSIONS = 1.0, 2.0, 4
 _MAX_REPETITIONS = 4
+_GRADING_SECONDS = 10.0
 _PACE, _PACED_SESSIONS = 0.05, 8
 _MIN_SPEEDUP = 0.55
 """Minimum speedup of sessions side by side, as a share of the possible one."""
@@ -113,11 +115,16 @@ async def measure_sessions(
         )
         workers = [environment for environment in opened if isinstance(environment, WorkerEnvironment)]
         try:
-            plans = make_plans(_first_tasks(workers[0]), probes, min(sessions, _MAX_PLANS))
+            tasks = _first_tasks(workers[0])
+            plans = make_plans(tasks, probes, min(sessions, _MAX_PLANS))
             for each in workers:  # imports and first connections
                 await run_session(each, PlannedPolicy(plans[0]))
             bench = _Bench((workers[0], workers[1]), time.monotonic(), max(budget, _MIN_SECONDS), progress)
-            return await _measure(bench, plans, sessions, temporary), bench.reference
+            checks = await _measure(bench, plans, sessions, temporary)
+            if bench.reference:
+                progress("replies that are hard to grade")
+                checks.append(await _check_grading_time(workers[1], make_hard_plans(tasks, probes)))
+            return checks, bench.reference
         finally:
             for environment in workers:
                 await environment.close()
@@ -225,7 +232,7 @@ async def _run_side_by_side(bench: _Bench, count: int, temporary: Path) -> None:
             bench.finished += compared
             bench.lost += len(done) - compared
             await asyncio.sleep(0.05)  # until cancelled tasks and connections have ended
-            bench.resources.append(measure_resources(worker, temporary))
+            bench.resources.append(await measure_resources(worker, temporary))
         if all(check.verdict == "pass" for check in find_leaks(bench.resources, bench.at_once)):
             return
 
@@ -286,6 +293,21 @@ async def _check_timeouts(bench: _Bench) -> Measurement:
         detail = f"a session after a cancelled one differs; {difference.text}"
         return Measurement(name, "fail", detail, measured)
     detail = f"{counted(cancelled, 'session')} with late replies cancelled; the next session is equal"
+    return Measurement(name, "pass", detail, measured)
+
+
+async def _check_grading_time(worker: WorkerEnvironment, plans: Sequence[Plan]) -> Measurement:
+    """Run sessions with texts that a careless regular expression needs exponential time for."""
+    name, longest = "grading time", 0.0
+    for plan in plans:
+        began = time.monotonic()
+        session = await run_session(worker, PlannedPolicy(plan), _GRADING_SECONDS)
+        longest = max(longest, time.monotonic() - began)
+        if session.outcome.boundary == "timeout":
+            reply = shortened(plan.first, 60)
+            return Measurement(name, "fail", f"reply {reply!r} is not graded within {_GRADING_SECONDS:g} s")
+    measured = {"sessions": len(plans), "longest_ms": rounded(1000 * longest)}
+    detail = f"at most {measured['longest_ms']:g} ms for a session with a reply that is hard to grade"
     return Measurement(name, "pass", detail, measured)
 
 

@@ -15,6 +15,7 @@ from typing import Literal
 import psutil
 
 from buckeye.workers.environment import WorkerEnvironment
+from buckeye.workers.errors import BoundaryError
 
 Verdict = Literal["pass", "warn", "fail", "not run"]
 
@@ -27,6 +28,7 @@ _LEAKS: Mapping[str, tuple[float, float, str]] = {
     "open files": (0.05, 2.0, "files"),
     "threads": (0.05, 2.0, "threads"),
     "child processes": (0.05, 2.0, "processes"),
+    "asyncio tasks": (0.05, 2.0, "tasks"),
     "temporary files": (0.05, 2.0, "files"),
 }
 """Of each resource: the growth per session and in total that is a leak, and the unit."""
@@ -42,15 +44,17 @@ class Measurement:
     measured: Mapping[str, float] = field(default_factory=dict)
 
 
-def measure_resources(environment: WorkerEnvironment, temporary: Path) -> dict[str, float]:
-    """Return memory, files, threads and processes of the workers and their children."""
+async def measure_resources(environment: WorkerEnvironment, temporary: Path) -> dict[str, float]:
+    """Return memory, files, threads, processes and asyncio tasks of the workers and their children."""
     totals = dict.fromkeys(_LEAKS, 0.0)
     for process in _processes(environment):
+        totals["child processes"] += 1  # also one that has ended, but was not waited for
         with suppress(psutil.Error):
             totals["memory"] += process.memory_info().rss / 1000
             totals["open files"] += process.num_fds()
             totals["threads"] += process.num_threads()
-            totals["child processes"] += 1
+    with suppress(BoundaryError):
+        totals["asyncio tasks"] = await environment.asyncio_tasks()
     totals["temporary files"] = sum(len(files) for _, _, files in os.walk(temporary))
     return totals
 

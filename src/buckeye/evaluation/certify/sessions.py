@@ -32,6 +32,7 @@ PLANNED_TASKS = 25
 _SHOWN_MOVE = re.compile(r"<([A-Za-z]\w*)>[^<>\n]{1,80}</\1>|\[[^\[\]\n]{1,40}\]")
 _OWN_TROUBLE = ("timeout", "worker", "model")
 """Boundaries of errors that a busy machine can cause. A session with such an error is not compared."""
+_HARD_TEXTS = (40 * "a" + "!", 40 * "1" + "!", 40 * " " + "!", 20 * "a " + "!", 20 * "1," + "!")
 _NOT_COMPARED = re.compile(r".*(?:seconds|bytes|duration|latency|_time|_ms|_tokens|_cost)")
 
 DifferenceKind = Literal["text", "reward", "component"]
@@ -102,8 +103,7 @@ class PlannedPolicy:
 
 def make_plans(tasks: Sequence[Task], probes: Sequence[Probe], count: int) -> list[Plan]:
     """Return at most `count` plans: right and wrong answers in the usual format, the question, no answer."""
-    tasks = tasks[:PLANNED_TASKS]
-    form = next(iter(answer_formats([*map(prompt_of, tasks), *(probe.reply for probe in probes)])), None)
+    tasks, form = tasks[:PLANNED_TASKS], _answer_format(tasks, probes)
     answers = [next(iter(accepted_answers(task)), str(number)) for number, task in enumerate(tasks)]
     plans = [Plan(probe.task, probe.reply, 0) for probe in probes[:PLANNED_TASKS]]
     for number, task in enumerate(tasks):
@@ -111,6 +111,17 @@ def make_plans(tasks: Sequence[Task], probes: Sequence[Probe], count: int) -> li
         firsts = [apply_format(form, answers[number]), apply_format(form, other), question_of(task), ""]
         plans += [Plan(task, first, seed) for seed, first in enumerate(firsts)]
     return plans[:count]
+
+
+def make_hard_plans(tasks: Sequence[Task], probes: Sequence[Probe]) -> list[Plan]:
+    """Return plans whose first reply takes a careless regular expression exponential time."""
+    forms = dict.fromkeys([None, _answer_format(tasks, probes)])
+    return [Plan(tasks[0], apply_format(form, text), 0) for form in forms for text in _HARD_TEXTS]
+
+
+def _answer_format(tasks: Sequence[Task], probes: Sequence[Probe]) -> str | None:
+    shown = [*map(prompt_of, tasks[:PLANNED_TASKS]), *(probe.reply for probe in probes)]
+    return next(iter(answer_formats(shown)), None)
 
 
 async def run_sessions(

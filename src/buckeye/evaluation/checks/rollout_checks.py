@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -131,8 +132,10 @@ async def check_answers_rewarded(
         return out_of_time_result(name)
     if not failing:
         detail = f"{tested:,} answers have a reward of at least {MIN_ANSWER_REWARD:g}"
-        both = await _both_rewarded(runner, answers, best, formats)
-        return CheckResult(name, "warning" if both else "pass", f"{detail}{both}")
+        faults = [
+            await find(runner, answers, best, formats) for find in (_both_rewarded, _first_letter_rewarded)
+        ]
+        return CheckResult(name, "warning" if any(faults) else "pass", "".join([detail, *faults]))
     split, task, answer, highest = failing[0]
     if len(failing) == tested and not any(written_answers(task) for _, task, _, _ in failing):
         return CheckResult(
@@ -159,8 +162,7 @@ async def _both_rewarded(
     formats: Sequence[str | None],
 ) -> str:
     """Return an addition to the detail if replies with the answers of two tasks are rewarded for both."""
-    first = {task.id: (task, answer, reward) for (_, task, answer), reward in zip(answers, best, strict=True)}
-    tasks = [(task, answer, reward) for task, answer, reward in first.values() if reward is not None]
+    tasks = _rewarded_tasks(answers, best)
     pairs = [
         (one, other)
         for one, other in zip(tasks[::2], tasks[1::2], strict=False)
@@ -178,6 +180,49 @@ async def _both_rewarded(
     if not pairs or 2 * len(found) < len(pairs):
         return ""
     return f", and replies with two answers have it for both tasks; for example {shortened(found[0])!r}"
+
+
+def _rewarded_tasks(
+    answers: Sequence[tuple[str, Task, str]], best: Sequence[float | None]
+) -> list[tuple[Task, str, float]]:
+    """Return the tasks with a reward, each with its last answer."""
+    last = {task.id: (task, answer, reward) for (_, task, answer), reward in zip(answers, best, strict=True)}
+    return [(task, answer, reward) for task, answer, reward in last.values() if reward is not None]
+
+
+async def _first_letter_rewarded(
+    runner: ScriptedRunner,
+    answers: Sequence[tuple[str, Task, str]],
+    best: Sequence[float | None],
+    formats: Sequence[str | None],
+) -> str:
+    """Return an addition to the detail if the first letter of an answer is rewarded like the answer.
+
+    The letter must also begin another answer, so that it does not name the answer, and the next letter in the
+    alphabet must not be rewarded.
+    """
+    tasks = _rewarded_tasks(answers, best)
+    initials = Counter(answer[0].lower() for answer in {answer for _, answer, _ in tasks if answer})
+    tasks = [
+        one for one in tasks if len(one[1]) > 2 and one[1][0].isalpha() and initials[one[1][0].lower()] > 1
+    ]
+    forms = dict.fromkeys([*formats, *USUAL_FORMATS])
+    replies = [
+        (task, apply_format(form, letter))
+        for task, answer, _ in tasks
+        for form in forms
+        for letter in (answer[0], chr(ord(answer[0]) + 1))
+    ]
+    rewards = [math.nan if played is None else played.reward for played in await runner.run_all(replies)]
+    found = list[str]()
+    for number, (_, answer, reward) in enumerate(tasks):
+        of_task = rewards[2 * number * len(forms) : 2 * (number + 1) * len(forms)]
+        pairs = zip(of_task[::2], of_task[1::2], strict=True)
+        if any(right >= reward - TOLERANCE and wrong < reward - TOLERANCE for right, wrong in pairs):
+            found.append(answer)
+    if not tasks or 2 * len(found) < len(tasks):
+        return ""
+    return f", and their first letter has it as well; for example {found[0][0]!r} for {found[0]!r}"
 
 
 def _is_rewarded(reward: float) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +15,13 @@ from buckeye.evaluation.checks.chance import is_above, option_count
 from buckeye.evaluation.checks.fingerprint import Fingerprint, first_difference
 from buckeye.evaluation.checks.result import NO_ANSWERS, CheckResult, out_of_time_result, shortened
 from buckeye.evaluation.checks.samples import SplitSample, family_of
-from buckeye.evaluation.checks.task_text import accepted_answers, normalize, prompt_contains, prompt_of
+from buckeye.evaluation.checks.task_text import (
+    accepted_answers,
+    normalize,
+    prompt_contains,
+    prompt_of,
+    with_decoded,
+)
 
 _NOTE_RATIO = 2.0
 """Maximum ratio for the status "pass". Above this ratio, the status is "note".
@@ -75,6 +82,7 @@ def check_tasks_repeatable(
 def check_answers_hidden(samples: Sequence[SplitSample], limit: float, seed: int) -> CheckResult:
     """Check that accepted answers occur in their own prompts no more often than other tasks' answers do.
 
+    They may be in base64 or hexadecimal.
     An answer that is one of the options in the prompt is not a leak.
     """
     name = "no answer in the prompt"
@@ -138,9 +146,16 @@ def _leak(tasks: Sequence[Task], limit: float, seed: int, comparisons: int) -> _
 def _shows(task: Task, answered: Task) -> bool:
     """Return True if the prompt of `task` shows an accepted answer of `answered`, but not as an option."""
     answers = accepted_answers(answered)
-    return any(prompt_contains(prompt_of(task), answer) for answer in answers) and not option_count(
-        task, answers
-    )
+    prompt = with_decoded(prompt_of(task))
+    if not any(prompt_contains(prompt, answer) for answer in answers):
+        return False
+    return any(_is_json_value(prompt, answer) for answer in answers) or not option_count(task, answers)
+
+
+def _is_json_value(prompt: str, answer: str) -> bool:
+    """Return True if a JSON object in the prompt has the answer under a key, so that it is not an option."""
+    value = re.escape(json.dumps(answer, ensure_ascii=False).strip('"'))
+    return re.search(rf'"\s*:\s*(?:"{value}"|{value})\s*[,}}]', prompt) is not None
 
 
 def _differ(task: Task, other: Task) -> bool:
@@ -148,7 +163,8 @@ def _differ(task: Task, other: Task) -> bool:
 
 
 def _answer_in(task: Task) -> str:
-    return next(answer for answer in accepted_answers(task) if prompt_contains(prompt_of(task), answer))
+    prompt = with_decoded(prompt_of(task))
+    return next(answer for answer in accepted_answers(task) if prompt_contains(prompt, answer))
 
 
 def check_splits_disjoint(samples: Sequence[SplitSample]) -> CheckResult:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from decimal import Decimal
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 from buckeye.envs.base import Task
@@ -33,6 +34,10 @@ _BOXED = re.compile(r"\\boxed\{")
 _HASHES = re.compile(r"^#### ", re.MULTILINE)
 _REASONING_TAGS = frozenset({"think", "thinking", "reasoning", "scratchpad"})
 _QUOTED = re.compile(r'"([^"\n]+)"|“([^”\n]+)”|«([^»\n]+)»|`([^`\n]+)`')
+_BASE64 = re.compile(
+    r"(?<![\w+/=])(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{4}|[A-Za-z0-9+/]{3}=|[A-Za-z0-9+/]{2}==)(?![\w+/=])"
+)
+_HEX = re.compile(r"(?<!\w)(?:0x)?((?:[0-9a-fA-F]{2}){2,})(?!\w)")
 _NUMBER = re.compile(r"(?<![\w.])(?:(?<![)\]])[-−])?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?![^\W\d])")
 _WORD = re.compile(r"[^\W\d_]+(?:['’ʼ-][^\W\d_]+)*")
 
@@ -119,6 +124,23 @@ def prompt_contains(prompt: str, answer: str) -> bool:
 def numbers_of(text: str) -> tuple[Decimal, ...]:
     """Return the numbers of a text, in order. Digits within a word, as in `x2`, do not count."""
     return tuple(Decimal(number.replace("−", "-").replace(",", "")) for number in _NUMBER.findall(text))
+
+
+@lru_cache(_CACHE_SIZE)
+def with_decoded(prompt: str) -> str:
+    """Return a prompt with the texts that it has in base64 or hexadecimal after it."""
+    texts = [_decoded(bytes.fromhex, found) for found in _HEX.findall(prompt)]
+    texts += [_decoded(partial(base64.b64decode, validate=True), found) for found in _BASE64.findall(prompt)]
+    return "\n".join([prompt, *filter(None, texts)])
+
+
+def _decoded(decode: Callable[[str], bytes], found: str) -> str:
+    """Return the decoded text, or "" if the bytes are not printable text."""
+    try:
+        text = decode(found).decode("utf-8")
+    except ValueError:
+        return ""
+    return text if text.isprintable() else ""
 
 
 def contains_as_word(text: str, answer: str) -> bool:

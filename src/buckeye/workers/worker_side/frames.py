@@ -1,6 +1,7 @@
 """Messages between Buckeye and a worker: JSON objects, each preceded by its length (4 bytes, big-endian).
 
-Buckeye sends `hello`, `load`, `tasks`, `rollout`, `score_group`, `isolation`, `cancel`, `ping` and `close`.
+Buckeye sends `hello`, `load`, `tasks`, `rollout`, `score_group`, `isolation`, `asyncio_tasks`,
+`cancel`, `ping` and `close`.
 A worker replies to `hello` with `hello` and to `ping` with `pong`. `cancel` and `close` have no response. The
 worker replies to every other message with one `result` or `error`, which repeats the `id` of the request.
 Before the `result` of `tasks`, it sends any number of `page` messages.

@@ -177,6 +177,8 @@ class WorkerSide:
         if kind == "score_group":
             outcomes = await self._adapter.score_group(frame["task"], frame["handles"])
             return [self._outcomes.checked_outcome(outcome) for outcome in outcomes]
+        if kind == "asyncio_tasks":
+            return len(asyncio.all_tasks()) - len(self._running)
         if kind == "isolation":
             check = getattr(self._adapter, "check_isolation", None)
             return None if check is None else await check()
