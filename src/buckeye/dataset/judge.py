@@ -9,10 +9,8 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
-
-import httpx
 
 from buckeye.base.json_lines import read_json_lines
 from buckeye.base.keys import key_for
@@ -22,11 +20,13 @@ from buckeye.dataset.functions import Completion
 from buckeye.dataset.prompt_tasks import Columns
 from buckeye.dataset.prompts import read_prompts
 from buckeye.envs.base import CallOptions, OptionsPolicy, Probe, Task
-from buckeye.envs.chat_server import ChatServer
 from buckeye.envs.stdlib_only.outcomes import OutcomeError
 from buckeye.errors import UsageError
 from buckeye.mcp.grading.judge import GraderVerdict, format_short
 from buckeye.mcp.grading.schema import last_number
+
+if TYPE_CHECKING:
+    from buckeye.envs.chat_server import ChatServer
 
 _MAX_CACHED = 100_000
 _MAX_EXPLANATION = 500
@@ -157,6 +157,10 @@ class JudgeReward:
 
     def _server(self, base_url: str) -> ChatServer:
         """Return the client of the judge in this event loop. It retries for about a minute."""
+        import httpx  # not with this module, which `--help` imports
+
+        from buckeye.envs.chat_server import ChatServer
+
         loop = asyncio.get_running_loop()
         if loop not in self._servers:
             key = key_for(self.config.api_key_var, base_url)
