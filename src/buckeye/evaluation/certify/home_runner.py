@@ -319,7 +319,7 @@ def ors_sdk(name: str, args: Json, sessions: Sequence[Json]) -> list[float | Non
     kind = name.partition(":")[2]
     with served_class("ors", name, args) as url, client.ORS(base_url=url) as connection:
         environment = connection.environment(kind.lower())
-        return [sum_of_calls(environment, session, errors.ToolCallError) for session in sessions]
+        return sums_of_calls(environment, sessions, errors.ToolCallError)
 
 
 def openreward(name: str, args: Json, sessions: Sequence[Json]) -> list[float | None]:
@@ -329,7 +329,7 @@ def openreward(name: str, args: Json, sessions: Sequence[Json]) -> list[float | 
     kind = name.partition(":")[2]
     with served_class("openreward.environments", name, args) as url:
         environment = library.OpenReward().environments.get(name=kind.lower(), base_url=url)
-        return [sum_of_calls(environment, session, errors.ToolCallError) for session in sessions]
+        return sums_of_calls(environment, sessions, errors.ToolCallError)
 
 
 def served_class(package: str, name: str, args: Json) -> contextlib.AbstractContextManager[str]:
@@ -339,19 +339,23 @@ def served_class(package: str, name: str, args: Json) -> contextlib.AbstractCont
     return server_of(["-c", program], args.get("folder"))
 
 
-def sum_of_calls(environment: Any, session: Json, error: type[Exception]) -> float:
-    """Return the sum of the rewards of the calls in a session, and of a last text that a tool grades."""
-    total = 0.0
-    task = environment.list_tasks(split=session["data"]["split"])[session["data"]["index"]]
-    with environment.session(task=task) as opened:
-        for reply in session["replies"]:
-            for call in reply.get("tool_calls") or ():
-                with contextlib.suppress(ValueError, error):  # not a call of a tool
-                    arguments = json.loads(call["function"]["arguments"])
-                    total += float(opened.call_tool(call["function"]["name"], arguments).reward or 0.0)
-            if not reply.get("tool_calls") and getattr(opened, "is_assistant_message_final", bool)():
-                total += float(opened.call_terminal_tool(reply.get("content") or "").reward or 0.0)
-    return total
+def sums_of_calls(environment: Any, sessions: Sequence[Json], error: type[Exception]) -> list[float | None]:
+    """Return for each session the rewards of its calls, and that of a last text if a tool grades it."""
+    splits = {session["data"]["split"] for session in sessions}
+    tasks = {split: environment.list_tasks(split=split) for split in splits}
+    rewards: list[float | None] = []
+    for session in sessions:
+        total, data = 0.0, session["data"]
+        with environment.session(task=tasks[data["split"]][data["index"]]) as opened:
+            for reply in session["replies"]:
+                for call in reply.get("tool_calls") or ():
+                    with contextlib.suppress(ValueError, error):  # not a call of a tool
+                        arguments = json.loads(call["function"]["arguments"])
+                        total += float(opened.call_tool(call["function"]["name"], arguments).reward or 0.0)
+                if not reply.get("tool_calls") and getattr(opened, "is_assistant_message_final", bool)():
+                    total += float(opened.call_terminal_tool(reply.get("content") or "").reward or 0.0)
+        rewards.append(total)
+    return rewards
 
 
 def hud(name: str, args: Json, sessions: Sequence[Json]) -> list[float | None]:
