@@ -82,7 +82,7 @@ def test_an_mcp_environment(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "words", [("My_Game",), ("class",), ("game", "--kind", "rust"), ("there",)], ids=" ".join
+    "words", [("My_Game",), ("class",), ("calendar",), ("game", "--kind", "rust"), ("there",)], ids=" ".join
 )
 def test_wrong_usage(tmp_path, words, wording):
     (tmp_path / "there").mkdir()

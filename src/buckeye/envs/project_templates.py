@@ -5,6 +5,7 @@ from __future__ import annotations
 import keyword
 import re
 import shutil
+import sys
 from pathlib import Path
 
 from buckeye.errors import UsageError
@@ -26,6 +27,12 @@ def create_project(name: str, kind: str, folder: Path) -> list[Path]:
             f"invalid project name {name!r}",
             code="BK-CLI-ARGUMENT",
             hint="use lowercase letters, digits and hyphens, such as `my-game`, but not a Python keyword",
+        )
+    if name.replace("-", "_") in {*sys.stdlib_module_names, "buckeye", "mcp"}:
+        raise UsageError(
+            f"invalid project name {name!r}: Python or Buckeye imports a module with this name",
+            code="BK-CLI-ARGUMENT",
+            hint=f"choose another name, such as `{name}-game`",
         )
     if kind not in KINDS:
         raise UsageError(
