@@ -4,11 +4,13 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from buckeye.cli.tree import child_commands
 from tests.command import run_here
+from tests.run.conftest import ENVIRONMENT
 
 
 def run(*argv, **kwargs):
@@ -68,6 +70,19 @@ def test_command_with_closed_streams_writes_to_no_other_file(closed, tmp_path):
     said = done.stdout + done.stderr
     assert (done.returncode, "unexpected" in said) == (2 if "0<" in closed else 0, False)
     assert (tmp_path / ".env").exists() is ("0<" not in closed)
+
+
+def test_files_of_the_user_do_not_replace_modules_of_python(tmp_path):
+    for name in ("json", "queue", "secrets", "types"):
+        (tmp_path / f"{name}.py").write_text(
+            "raise RuntimeError('imported in place of a module of Python')\n"
+        )
+    (tmp_path / "letters.py").write_text(ENVIRONMENT)
+    program = Path(sys.executable).with_name("buckeye")
+    argv = [program, "env", "check", "letters.py", "--sample", "2", "--budget", "1"]
+    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True)
+    rows = dict(line.split("  ", 1) for line in done.stdout.splitlines() if "  " in line)
+    assert rows["same tasks in another process"].split()[0] == "pass", done.stdout + done.stderr
 
 
 def test_a_closed_pipe_is_not_an_error():

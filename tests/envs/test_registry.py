@@ -5,6 +5,8 @@ import logging
 import sys
 import textwrap
 from importlib import metadata
+from importlib.machinery import PathFinder
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -247,6 +249,15 @@ def test_file_of_an_environment_imports_its_neighbors(tmp_path, monkeypatch, ref
     assert caught.value.code == "BK-PACKAGE-MISSING"
     assert caught.value.at == f"{tmp_path / 'broken_toy.py'}:1"
     assert str(tmp_path) in caught.value.message
+
+
+def test_file_with_the_name_of_a_module_of_python_does_not_replace_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "beside_calendar.py").write_text("SIZE = 5\n")
+    text = f"import beside_calendar\n{GOOD}".replace("= 3", "= beside_calendar.SIZE")
+    (tmp_path / "calendar.py").write_text(text)
+    assert load_environment(str(tmp_path / "calendar.py")).size == 5
+    assert Path(PathFinder.find_spec("calendar").origin).parent != tmp_path
 
 
 MESSAGE = {"role": "user", "content": "On?"}

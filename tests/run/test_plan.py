@@ -4,6 +4,7 @@ from contextlib import closing
 
 import pytest
 
+from buckeye.base.process import PYTHON
 from buckeye.config.load import load_config
 from buckeye.config.rl import RLConfig
 from buckeye.launch.plan import make_plan
@@ -13,11 +14,19 @@ from buckeye.launch.preflight.ports import Ports
 WORDS = ("--trainer", "--orchestrator.env.0.id", "x", "--inference", "{}")
 
 
-def environments(*words, gpus=()):
+def make(*words, gpus=()):
     config = load_config(RLConfig, [*WORDS, *words])
     with closing(Ports()) as ports:
-        plan = make_plan(config, Machine(cores=8, gpus=gpus), model_path=None, ports=ports)
+        return make_plan(config, Machine(cores=8, gpus=gpus), model_path=None, ports=ports)
+
+
+def environments(*words, gpus=()):
+    plan = make(*words, gpus=gpus)
     return [role.env for kind in ("inference", "trainer") for role in plan.of_kind(kind)]
+
+
+def test_processes_import_from_the_working_directory_only_if_the_launcher_does():
+    assert {role.argv[: len(PYTHON)] for role in make().roles} == {PYTHON}
 
 
 @pytest.mark.parametrize(("level", "threads", "spins"), [(0, "8", "5000"), (1, "4", "1000")])

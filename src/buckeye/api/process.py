@@ -19,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from buckeye.base.process import EXIT_INTERRUPTED
+from buckeye.base.process import EXIT_INTERRUPTED, PYTHON
 from buckeye.errors import BuckeyeError, RunError, UsageError
 
 log = logging.getLogger("buckeye.api")
@@ -40,7 +40,7 @@ class RunProcess:
     """
 
     def __init__(self, argv: Sequence[str], *, folder: Path, variables: Mapping[str, str]) -> None:
-        command = [sys.executable, "-m", __name__, str(os.getpid()), *argv]
+        command = [*PYTHON, "-m", __name__, str(os.getpid()), *argv]
         self._process = subprocess.Popen(  # noqa: S603  argv as a list, without a shell
             command,
             cwd=folder,

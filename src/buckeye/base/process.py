@@ -12,6 +12,7 @@ import re
 import resource
 import signal
 import subprocess
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -25,6 +26,16 @@ EXIT_INTERRUPTED = 130
 """Exit code of a command that SIGTERM, SIGINT or SIGHUP ended before its work was done."""
 STORE_VARIABLE = "BUCKEYE_STORE"
 """Environment variable with the name of the rendezvous file of the trainer ranks on one host."""
+PYTHON = (
+    (sys.executable, "-P")
+    if sys.flags.safe_path or sys.path[:1] not in ([""], [os.getcwd()])
+    else (sys.executable,)
+)
+"""Program and flags of a Python process of Buckeye.
+
+The process imports modules of the working directory only if this process does. Otherwise a file of the user
+such as `secrets.py` would replace a module of Python.
+"""
 PROGRESS_BAR_SWITCHES = ("HF_HUB_DISABLE_PROGRESS_BARS", "HF_DATASETS_DISABLE_PROGRESS_BARS")
 """Environment variables that switch off the progress bars of huggingface_hub, transformers and datasets."""
 

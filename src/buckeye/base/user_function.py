@@ -84,10 +84,16 @@ def _load_function(import_path: str) -> Callable[..., Any]:
 
 
 def import_file(path: Path) -> ModuleType:
-    """Import a Python file of the user. The file can import modules in its folder, as a script can."""
+    """Import a Python file of the user. The file can import modules in its folder.
+
+    Unlike those of a script, they do not replace modules of Python: a file may be named `calendar.py`.
+    """
     folder = str(path.parent.resolve())
     if folder not in sys.path:
-        sys.path.insert(0, folder)
+        others = (
+            i for i, entry in enumerate(sys.path) if Path(entry).name in ("site-packages", "dist-packages")
+        )
+        sys.path.insert(next(others, len(sys.path)), folder)
     name = f"buckeye_local_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:

@@ -18,6 +18,7 @@ import typer
 from buckeye.base.columns import counted, quoted
 from buckeye.base.disk import human_bytes
 from buckeye.base.json_lines import printable
+from buckeye.base.process import PYTHON
 from buckeye.cli.env_options import RunArgument
 from buckeye.cli.run_texts import (
     cleaning_table,
@@ -171,7 +172,7 @@ def resume(context: typer.Context, run: _NamedRun, as_json: _Json = False) -> No
     typer.echo(command if as_json else f"in {folder}: {shlex.join(argv)}")
     sys.stdout.flush()
     os.chdir(folder)
-    os.execv(sys.executable, [sys.executable, "-m", "buckeye", *argv])  # noqa: S606  a list of args, without a shell
+    os.execv(PYTHON[0], [*PYTHON, "-m", "buckeye", *argv])  # noqa: S606  a list of args, without a shell
 
 
 def clean(

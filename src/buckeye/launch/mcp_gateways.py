@@ -7,7 +7,6 @@ import os
 import secrets
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -17,7 +16,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from buckeye.base.keys import child_environment, local_key, variables
-from buckeye.base.process import ChildProcess
+from buckeye.base.process import PYTHON, ChildProcess
 from buckeye.base.request_gate import is_loopback
 from buckeye.config.environments import EnvConfig, TrainEnvConfig
 from buckeye.errors import RunError, UsageError
@@ -37,7 +36,7 @@ log = logging.getLogger(__name__)
 DEFAULT_ROLLOUTS = 64
 """Number of concurrent rollouts of a gateway, if no setting gives the number."""
 
-_COMMAND = (sys.executable, "-m", "buckeye", "gateway")
+_COMMAND = (*PYTHON, "-m", "buckeye", "gateway")
 _READY_SECONDS = 60.0
 _STOP_SECONDS = 15.0
 _POLL_SECONDS = 0.1

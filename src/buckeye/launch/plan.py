@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import secrets
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from buckeye.base.process import STORE_VARIABLE, idle_spins
+from buckeye.base.process import PYTHON, STORE_VARIABLE, idle_spins
 from buckeye.base.turns import TURNS_VARIABLE
 from buckeye.config.rl import RLConfig
 from buckeye.errors import UsageError
@@ -307,7 +306,7 @@ def _role(
         kind=kind,
         index=index,
         argv=(
-            sys.executable,
+            *PYTHON,
             "-m",
             "buckeye",
             *_COMMANDS[kind],

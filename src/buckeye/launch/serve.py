@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable
@@ -13,6 +12,7 @@ from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass
 from pathlib import Path
 
+from buckeye.base.process import PYTHON
 from buckeye.config.inference import InferenceConfig
 from buckeye.config.load import to_json
 from buckeye.errors import RunError
@@ -72,7 +72,7 @@ async def served_model(path: Path, *, config: InferenceConfig | None = None) -> 
         role = Role(
             kind="inference",
             index=0,
-            argv=(sys.executable, "-m", "buckeye", "serve", "@", str(directory / "inference.json")),
+            argv=(*PYTHON, "-m", "buckeye", "serve", "@", str(directory / "inference.json")),
             port=port,
         )
         try:

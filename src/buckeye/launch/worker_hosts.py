@@ -12,13 +12,12 @@ import json
 import logging
 import os
 import secrets
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from buckeye.base import heartbeat
-from buckeye.base.process import die_with_parent, forbid_tracing, signal_group
+from buckeye.base.process import PYTHON, die_with_parent, forbid_tracing, signal_group
 from buckeye.base.process_guard import GUARD
 from buckeye.config.environments import EnvConfig, TrainEnvConfig
 from buckeye.envs.settings import PLACEMENT_VARIABLE
@@ -87,7 +86,7 @@ def worker_hosts(
         roles[node] = Role(
             kind="workers",
             index=number,
-            argv=(sys.executable, *_PROGRAM, *args),
+            argv=(*PYTHON, *_PROGRAM, *args),
             env={WORKERS_KEY: key},
             node=node,
             host=site.address,

@@ -7,7 +7,6 @@ import itertools
 import logging
 import os
 import socket
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -17,7 +16,7 @@ from types import TracebackType
 import msgspec
 
 from buckeye.base.columns import counted
-from buckeye.base.process import ChildProcess, ends_within, hand_over_secrets
+from buckeye.base.process import PYTHON, ChildProcess, ends_within, hand_over_secrets
 from buckeye.config.environments import TrainEnvConfig
 from buckeye.config.orchestrator import OrchestratorConfig
 from buckeye.envs.outcome_validation import error_outcome
@@ -253,7 +252,7 @@ class RolloutWorkers:
         reader, writer = await asyncio.open_connection(sock=ours, limit=STREAM_LIMIT)
         env, secrets = hand_over_secrets({**os.environ, "BUCKEYE_PARENT_PID": str(os.getpid())})
         passed = [theirs.fileno(), *([] if secrets is None else [secrets])]
-        argv = [sys.executable, *self._program, str(theirs.fileno()), str(index)]
+        argv = [*PYTHON, *self._program, str(theirs.fileno()), str(index)]
         try:
             process = ChildProcess(argv, env=env, pass_fds=passed, guarded=True)
         finally:

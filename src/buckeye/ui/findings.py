@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import tempfile
 import threading
 import time
 from typing import Any
 
-from buckeye.base.process import ChildProcess
+from buckeye.base.process import PYTHON, ChildProcess
 from buckeye.ui.run_catalog import OpenRun
 
 _SECONDS = 900.0
@@ -46,7 +45,7 @@ def stop() -> None:
 
 
 def _diagnose(run: OpenRun) -> dict[str, Any]:
-    argv = [sys.executable, "-m", "buckeye", "rl", "diagnose", str(run.path), "--json"]
+    argv = [*PYTHON, "-m", "buckeye", "rl", "diagnose", str(run.path), "--json"]
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         child = ChildProcess(argv, stdout=out.fileno(), stderr=err.fileno(), guarded=True)
         _running.append(child)

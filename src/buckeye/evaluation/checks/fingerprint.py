@@ -14,6 +14,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from buckeye.base.process import PYTHON
 from buckeye.base.storage import utf8
 from buckeye.envs.base import Environment, Task
 from buckeye.envs.settings import with_variables
@@ -60,8 +61,8 @@ def fingerprint_in_new_process(
     )
     hash_seed = os.environ.get("PYTHONHASHSEED")
     try:
-        process = subprocess.run(
-            [sys.executable, "-m", "buckeye.evaluation.checks.fingerprint"],
+        process = subprocess.run(  # noqa: S603, an argument list without a shell
+            [*PYTHON, "-m", "buckeye.evaluation.checks.fingerprint"],
             input=request,
             env={**os.environ, "PYTHONHASHSEED": "2" if hash_seed == "1" else "1"},
             capture_output=True,

@@ -6,7 +6,6 @@ import json
 import math
 import statistics
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from typing import Any
 from buckeye import runs
 from buckeye.analysis.comparison.curves import points_of
 from buckeye.analysis.diagnosis.statistics import is_below
-from buckeye.base.process import ChildProcess
+from buckeye.base.process import PYTHON, ChildProcess
 from buckeye.base.storage import remove_directory, step_directories, write_file
 from buckeye.config.load import to_json
 from buckeye.config.rl import RLConfig
@@ -111,7 +110,7 @@ def train_fork(config: RLConfig, directory: Path, rate: float, steps: int, *, se
     settings = _settings(config, directory, rate, steps)
     write_file(file, json.dumps(settings, indent=1) + "\n", mode=0o600)
     started = time.monotonic()
-    argv = [sys.executable, "-m", "buckeye", "rl", "@", str(file)]
+    argv = [*PYTHON, "-m", "buckeye", "rl", "@", str(file)]
     failure = _run_command(argv, file.with_suffix(".log"), seconds)
     points = [] if failure else points_of(runs.open(directory))
     if not failure and len(points) < steps:
