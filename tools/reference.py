@@ -22,6 +22,7 @@ from buckeye.cli.rl_page import show_rl_page
 from buckeye.cli.tree import COMMANDS, Command
 from buckeye.cli.typer_commands import typer_command
 from buckeye.config.help import Section, Setting, sections_of
+from buckeye.config.judge import JudgeConfig
 from buckeye.config.rl import RLConfig
 from buckeye.config.settings import dotted
 from buckeye.config.sft import SFTConfig
@@ -67,8 +68,9 @@ def _has_json(command: Command) -> bool:
 
 
 def settings() -> str:
-    """Return the page of all settings of `rl` and `sft`."""
+    """Return the page of all settings of `rl` and `sft`, and of the file of a judge."""
     parts = [*_sections("", sections_of(RLConfig, "rl")), *_sections("sft: ", sections_of(SFTConfig, "sft"))]
+    parts += _sections("", sections_of(JudgeConfig, "judge"))
     return _page("Settings", TEXTS["intros"]["settings"], parts)
 
 
