@@ -14,6 +14,7 @@ from tests.whole.docs.blocks import blocks
 from buckeye.cli.schema import configurations
 from buckeye.cli.tree import COMMANDS
 from buckeye.cli.typer_commands import typer_command
+from buckeye.config.judge import JudgeConfig
 from buckeye.config.load import load_config
 from buckeye.envs.settings import Isolation
 from buckeye.envs.stdlib_only.outcomes import Boundary
@@ -96,7 +97,8 @@ def test_every_table_of_settings_is_a_configuration(page, tmp_path):
         if block.language != "toml" or page.name == "first-run.md" or "placement = [0, 1]" in block.text:
             continue  # fragments that need other settings or flags
         (tmp_path / "c.toml").write_text(block.text)
-        assert any(_loads(kind, tmp_path / "c.toml") for kind in configurations().values()), block.text
+        kinds = (*configurations().values(), JudgeConfig)
+        assert any(_loads(kind, tmp_path / "c.toml") for kind in kinds), block.text
 
 
 def _loads(kind, path):

@@ -11,7 +11,6 @@ from tests.mcp.gym import gym_config
 from tests.places import ROOT
 from tests.whole.docs.blocks import blocks
 
-from buckeye.config.judge import JudgeConfig
 from buckeye.config.load import load_config
 from buckeye.config.losses import CustomLossConfig
 from buckeye.config.orchestrator import OrchestratorConfig
@@ -50,12 +49,6 @@ def test_the_configuration_of_the_readme_and_the_shown_environments(tmp_path):
     assert "capitals" not in done.stderr  # it was found, loaded and satisfies the protocol
     (env,) = load_config(OrchestratorConfig, ["@", str(tmp_path / "mcp.toml")]).env
     assert env.args.keys() <= inspect.signature(load_environment).parameters.keys()
-
-
-def test_the_settings_of_a_judge(tmp_path):
-    (tmp_path / "judge.toml").write_text(texts("docs/how-to/prompts-and-rewards.md", "toml")[-1])
-    judge = load_config(JudgeConfig, ["@", str(tmp_path / "judge.toml")])
-    assert (judge.scale, judge.max_cost) == ((0.0, 10.0), 20.0)
 
 
 def test_the_dataset_the_environment_and_the_lock_file_of_hf(tmp_path, monkeypatch):
