@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from buckeye.config.problems import closest, suggestion
 from buckeye.dataset.built_in import NAMES, AnswerReward, built_in_reward, is_built_in
 from buckeye.dataset.functions import Completion, FunctionReward, Reward, load_function
-from buckeye.dataset.judge import JudgeReward
+from buckeye.dataset.judge import JudgeReward, JudgeVerdict
 from buckeye.dataset.prompts import Prompts, read_prompts
 from buckeye.dataset.rows import EVAL, TRAIN
 from buckeye.envs.base import Outcome, Policy, Probe, Reply, Task
@@ -229,9 +229,11 @@ class DatasetEnvironment(FixedTasks):
         components = {part.name: verdict.score for part, verdict in pairs}
         total = math.fsum(abs(part.weight * verdict.score) for part, verdict in pairs)
         for part, verdict in pairs:
-            components |= {f"{part.name}_{name}": value for name, value in verdict.counts.items()}
-            if part.name in self.judged and len(pairs) > 1:
-                components[f"{part.name}_share"] = abs(part.weight * verdict.score) / total if total else 0.0
+            if isinstance(verdict, JudgeVerdict):
+                components |= {f"{part.name}_{name}": value for name, value in verdict.counts.items()}
+                if len(pairs) > 1:
+                    share = abs(part.weight * verdict.score)
+                    components[f"{part.name}_share"] = share / total if total else 0.0
         return Outcome(
             reward=math.fsum(part.weight * verdict.score for part, verdict in pairs),
             components=components,

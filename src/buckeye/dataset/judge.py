@@ -35,6 +35,12 @@ _LABEL_TOLERANCE = 0.25
 """Largest difference of a grade and a label that agree, as a share of the scale."""
 
 
+class JudgeVerdict(GraderVerdict):
+    """Grade of a judge, and its tokens and cost, which are 0 for a known grade."""
+
+    counts: Mapping[str, float]
+
+
 class JudgeReward:
     """Reward that a model gives, from 0 to 1. Known grades are used again. `cost` is the cost until now."""
 
@@ -105,7 +111,9 @@ class JudgeReward:
             raise OutcomeError(f"the judge gave no number: {format_short(text)}")
         grade = self._share_of_scale(number)
         self._keep(request, text)
-        return GraderVerdict(grade, text[:_MAX_EXPLANATION], counts)
+        verdict = JudgeVerdict(grade, text[:_MAX_EXPLANATION])
+        verdict.counts = counts
+        return verdict
 
     def _request(self, task: Task, reply: str) -> str:
         """Return the prompt with all names replaced at once, so that a reply cannot add a name."""

@@ -9,7 +9,6 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from buckeye.base.columns import counted
@@ -22,11 +21,10 @@ _ABSENT = object()
 
 
 class GraderVerdict(NamedTuple):
-    """Score of a grader from 0 to 1, an explanation for people, and numbers for the log, such as a cost."""
+    """Score of a grader from 0 to 1, and an explanation for people."""
 
     score: float
     explanation: str
-    counts: Mapping[str, float] = MappingProxyType({})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
