@@ -49,6 +49,7 @@ def test_a_failing_check_ends_with_1_and_says_why():
     assert done.returncode == 1
     assert "1 of 2 wrong; for example 'right': got 1, expected 0.5" in done.stdout
     assert "Wrong probes" in done.stdout
+    assert "toy: 1 error, 0 warnings, 0 notes," in done.stdout
 
 
 def test_warnings_end_with_0_unless_strict_and_json_says_how_bad_each_is():

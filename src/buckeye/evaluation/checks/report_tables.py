@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from buckeye.base.columns import align_columns, counted
 from buckeye.base.json_lines import printable
-from buckeye.evaluation.checks.result import CheckStatus
 from buckeye.evaluation.checks.rollout_checks import ProbeResult
 
 if TYPE_CHECKING:
     from buckeye.evaluation.env_check import EnvCheckReport
 
-_LABELS: Mapping[CheckStatus, str] = {
-    "error": "errors",
-    "warning": "warnings",
-    "note": "notes",
-    "pass": "passed",
-    "not run": "not run",
-}
 _PROBES_SHOWN = 10
 
 
@@ -41,9 +33,10 @@ def _parts(report: EnvCheckReport) -> Iterator[str]:
     if report.missed:
         phases = ", ".join(f"{name} ({counted(count, 'rollout')})" for name, count in report.missed.items())
         yield f"\nNot run within {report.options.budget:g} s (--budget): {phases}"
-    counts = ", ".join(f"{report.counts[status]} {label}" for status, label in _LABELS.items())
+    counts = ", ".join(counted(report.counts[status], status) for status in ("error", "warning", "note"))
     yield (
-        f"\n{report.environment}: {counts}, in {report.seconds:.0f} s; up to "
+        f"\n{report.environment}: {counts}, {report.counts['pass']} passed, "
+        f"{report.counts['not run']} not run, in {report.seconds:.0f} s; up to "
         f"{counted(report.options.sample, 'task')} per family and split (--sample)"
     )
 

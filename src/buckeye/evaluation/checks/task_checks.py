@@ -57,7 +57,7 @@ def check_ids(samples: Sequence[SplitSample]) -> CheckResult:
             ids.add(task.id)
     repeated = sum(len(s.scanned) - len({task.id for task in s.scanned}) for s in samples)
     repetitions = f"; {repeated:,} repeated in train" if repeated else ""
-    return CheckResult(name, "pass", f"{len(known):,} unique ids{repetitions}")
+    return CheckResult(name, "pass", f"{counted(len(known), 'unique id')}{repetitions}")
 
 
 def check_tasks_repeatable(
