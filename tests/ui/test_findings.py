@@ -29,7 +29,7 @@ def test_findings_are_those_of_rl_diagnose(tmp_path):
 
 def test_a_diagnosis_that_fails_is_no_end_of_the_page(tmp_path, wording):
     run = OpenRun("run", make_run(tmp_path / "run", tokens=False))
-    with mock.patch("buckeye.ui.findings.sys.executable", "/bin/false"):
+    with mock.patch("buckeye.ui.findings.PYTHON", ("/bin/false",)):
         assert findings_of(run)["missing"] == wording
 
 
