@@ -14,7 +14,7 @@ from typing import Any
 
 from buckeye.base.columns import markdown_table
 from buckeye.base.json_lines import printable, read_json_lines
-from buckeye.base.process import ChildProcess, run_program
+from buckeye.base.process import PYTHON, ChildProcess, run_program
 from buckeye.base.storage import read_json, write_file
 from buckeye.envs.settings import WorkerSettings
 from buckeye.errors import BuckeyeError, UsageError
@@ -122,7 +122,7 @@ def _row(env_id: str, folder: Path, options: SurveyOptions) -> dict[str, Any]:
     for path in paths:
         path.unlink(missing_ok=True)
     request = {"id": env_id, "paths": list(map(str, paths)), "options": asdict(options)}
-    argv = [sys.executable, "-m", __name__, json.dumps(request)]
+    argv = [*PYTHON, "-m", __name__, json.dumps(request)]
     with tempfile.TemporaryFile() as errors:
         child = ChildProcess(argv, stdout=subprocess.DEVNULL, stderr=errors.fileno(), guarded=True)
         try:

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from buckeye.base.columns import counted
 from buckeye.base.storage import well_formed
-from buckeye.config.problems import closest, suggestion
+from buckeye.config.problems import closest_file
 from buckeye.errors import CheckpointError, InferenceError, UsageError
 from buckeye.inference.render import ChatRenderer
 from buckeye.trainer.data.chat_messages import BrokenCallError, is_trained, read_message
@@ -389,13 +389,12 @@ def _report_unreadable(path: Path, key: str = "data.path") -> Iterator[None]:
     except OSError as error:
         is_missing = isinstance(error, FileNotFoundError)
         code = "BK-FILE-NOT-FOUND" if is_missing else "BK-FILE-UNREADABLE"
-        near = closest(path.name, (file.name for file in path.parent.glob("*.jsonl"))) if is_missing else []
+        near = closest_file(path, path.parent.glob("*.jsonl")) if is_missing else None
         raise UsageError(
             f"chat data {path} cannot be read: {error.strerror}",
             code=code,
             at=key,
-            hint=suggestion([str(path.parent / name) for name in near[:1]])
-            or "name a local JSON Lines file with one chat per line",
+            hint=near or "name a local JSON Lines file with one chat per line",
         ) from error
 
 
