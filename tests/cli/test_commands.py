@@ -85,6 +85,25 @@ def test_files_of_the_user_do_not_replace_modules_of_python(tmp_path):
     assert rows["same tasks in another process"].split()[0] == "pass", done.stdout + done.stderr
 
 
+@pytest.mark.parametrize(
+    ("words", "codes", "printed"),
+    [(["env", "list"], (0,), ""), (["rl", "doctor"], (1, 2), "BK-FILE-NOT-FOUND")],
+)
+def test_a_deleted_working_directory_is_no_unexpected_error(tmp_path, words, codes, printed):
+    folder = tmp_path / "deleted"
+    folder.mkdir()
+    start = (
+        "import os, sys; os.chdir(sys.argv[1]); os.rmdir(sys.argv[1]); os.execv(sys.argv[2], sys.argv[2:])"
+    )
+    program = Path(sys.executable).with_name("buckeye")
+    argv = [sys.executable, "-c", start, folder, program, *words]
+    done = subprocess.run(argv, capture_output=True, text=True)
+    assert done.returncode in codes, done.stderr
+    assert "Traceback" not in done.stderr
+    assert "BK-UNEXPECTED" not in done.stderr
+    assert printed in done.stderr
+
+
 def test_a_closed_pipe_is_not_an_error():
     done = run("bash", "-c", f"set -o pipefail; {sys.executable} -m buckeye rl schema | head -1")
     assert done.stdout.startswith("{")

@@ -22,15 +22,21 @@ from typing import IO, Protocol
 
 from buckeye.base.process_guard import GUARD
 
+
+def _imports_working_directory() -> bool:
+    if sys.flags.safe_path or not sys.path:
+        return False
+    try:
+        return sys.path[0] in ("", os.getcwd())
+    except OSError:  # the working directory was deleted
+        return False
+
+
 EXIT_INTERRUPTED = 130
 """Exit code of a command that SIGTERM, SIGINT or SIGHUP ended before its work was done."""
 STORE_VARIABLE = "BUCKEYE_STORE"
 """Environment variable with the name of the rendezvous file of the trainer ranks on one host."""
-PYTHON = (
-    (sys.executable, "-P")
-    if sys.flags.safe_path or sys.path[:1] not in ([""], [os.getcwd()])
-    else (sys.executable,)
-)
+PYTHON = (sys.executable,) if _imports_working_directory() else (sys.executable, "-P")
 """Program and flags of a Python process of Buckeye.
 
 The process imports modules of the working directory only if this process does. Otherwise a file of the user

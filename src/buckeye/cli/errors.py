@@ -159,8 +159,19 @@ def _as_buckeye_error(error: Exception) -> BuckeyeError:
         hint = "Name another path, or correct its permissions. --debug shows where it is used"
         message = f"{error.filename}: {error.strerror or error}"
         return BuckeyeError(message, code=_code_of(error), hint=hint)
+    if _lost_working_directory():
+        hint = "Change to another folder"
+        return BuckeyeError("the working directory was deleted", code="BK-FILE-NOT-FOUND", hint=hint)
     hint = "Add --debug for the traceback"
     return BuckeyeError(f"unexpected {type(error).__name__}: {error}", code="BK-UNEXPECTED", hint=hint)
+
+
+def _lost_working_directory() -> bool:
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return True
+    return False
 
 
 def write_error(path: Path, error: OSError, *, hint: str) -> UsageError:
