@@ -265,7 +265,7 @@ def few_tasks(facts: DiagnosisFacts) -> Result:
     )
     if not tasks:
         return None
-    measured = f"{tasks} tasks, each trained {groups / tasks:.1f} times"
+    measured = f"{counted(tasks, 'task')}, each trained {groups / tasks:.1f} times"
     if not facts.is_memorizing or groups < _MOST_REPEATS * tasks:
         return measured
     return facts.finding("few_tasks", f"{measured}, and the evaluation does not follow")
