@@ -121,6 +121,15 @@ def test_settings_that_are_not_valid_are_refused(judged, settings):
         judged(**settings)
 
 
+def test_another_file_is_no_cache_and_stays_unchanged(judged, tmp_path):
+    other = tmp_path / "rows.jsonl"
+    other.write_text('{"prompt": "Say a color."}\n')
+    with pytest.raises(UsageError) as caught:
+        judged("http://127.0.0.1:9/v1", cache=str(other))
+    assert caught.value.code == "BK-FILE-FORMAT"
+    assert other.read_text() == '{"prompt": "Say a color."}\n'
+
+
 @pytest.mark.parametrize(("grade", "status", "share"), [(right_or_wrong, "pass", 1.0), (5, "warning", 0.0)])
 def test_agreement_with_labels_is_measured(judged, tmp_path, monkeypatch, grade, status, share):
     """People gave 24 replies 8 or 2. The first judge agrees with all; one grade for all would with half."""
@@ -143,6 +152,11 @@ def test_agreement_with_labels_is_measured(judged, tmp_path, monkeypatch, grade,
     checks = {check.name: check.status for check in report.checks}
     measured = next(bias for bias in report.judge if bias.kind == "agreement")
     assert (checks["agreement of the judge"], measured.value, measured.calls) == (status, share, 24)
+
+    with chat_server(lambda *_: "no grade") as (url, _):  # a failing judge is not a check without time
+        judged(url, labels=str(tmp_path / "labels.jsonl"))
+        report = asyncio.run(check_environment("dataset", args, options))
+    assert {check.name: check.status for check in report.checks}["agreement of the judge"] == "error"
 
     (tmp_path / "labels.jsonl").write_text(json.dumps({**ROWS[0], "reply": "red"}))
     with pytest.raises(UsageError):

@@ -6,10 +6,12 @@ import logging
 import os
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from buckeye.errors import UsageError
+from buckeye.launch.supervisor import Supervisor
 from buckeye.run_files.directory import (
     DirectoryLostError,
     begin_attempt,
@@ -162,6 +164,29 @@ def test_owner_of_a_directory_is_the_run_that_started_there(tmp_path):
     for lost in (run, tmp_path / "moved"):
         with pytest.raises(DirectoryLostError):
             check_owner(lost, run_id)
+
+
+def test_directory_of_a_run_may_be_away_for_a_moment(tmp_path):
+    run, away = tmp_path / "run", tmp_path / "away"
+    run.mkdir()
+    supervisor = object.__new__(Supervisor)
+    supervisor._launch = SimpleNamespace(
+        config=SimpleNamespace(output_dir=run), first_attempt=begin_attempt(run, resumed_step=None)
+    )
+    supervisor._check_directory(10.0)
+    run.rename(away)
+    supervisor._check_directory(15.0)
+    away.rename(run)
+    supervisor._check_directory(17.0)
+    run.rename(away)
+    supervisor._check_directory(22.0)
+    with pytest.raises(DirectoryLostError):
+        supervisor._check_directory(23.0)
+    run.mkdir()
+    begin_attempt(run, resumed_step=None)
+    supervisor._owned = 23.0
+    with pytest.raises(DirectoryLostError):  # another run: at once
+        supervisor._check_directory(23.0)
 
 
 def test_archive_keeps_third_party_files_in_weights(tmp_path):

@@ -1,4 +1,4 @@
-"""Make texts for the console: counts with nouns, and aligned columns."""
+"""Make texts for the console: counts with nouns, quoted names, and aligned columns."""
 
 from __future__ import annotations
 

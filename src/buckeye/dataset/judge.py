@@ -54,10 +54,8 @@ class JudgeReward:
         self.config = load_config(JudgeConfig, ["@", file])
         self.cost = 0.0
         self._answer_column = columns.answer
-        self._cached: dict[str, str] = {}
         self._cache = None if self.config.cache is None else Path(self.config.cache).expanduser()
-        if self._cache is not None and self._cache.exists():
-            self._cached = {row["request"]: row["text"] for row in read_json_lines(self._cache)}
+        self._cached = _read_cache(self._cache)
         self._next_start = 0.0
         self._servers: WeakKeyDictionary[asyncio.AbstractEventLoop, ChatServer] = WeakKeyDictionary()
         self._slots: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
@@ -187,3 +185,12 @@ class JudgeReward:
         if self._cache is not None:
             with self._cache.open("a", encoding="utf-8") as file:
                 file.write(json.dumps({"request": request, "text": text}) + "\n")
+
+
+def _read_cache(file: Path | None) -> dict[str, str]:
+    """Return the texts of a cache by request. Raises UsageError for another file, which stays unchanged."""
+    try:
+        return {row["request"]: row["text"] for row in read_json_lines(file)} if file is not None else {}
+    except KeyError:
+        message, hint = f"{file} is not a cache of grades", "name a new file as `cache`"
+        raise UsageError(message, code="BK-FILE-FORMAT", hint=hint) from None

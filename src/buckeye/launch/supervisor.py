@@ -13,7 +13,7 @@ from buckeye.launch.progress import human_duration
 from buckeye.launch.recorder import Recorder
 from buckeye.launch.restarts import Restarts
 from buckeye.launch.waits import describe_wait, waits
-from buckeye.run_files.directory import check_owner
+from buckeye.run_files.directory import RUN_FILE, DirectoryLostError, check_owner
 from buckeye.transport.checkpoint import checkpoints_oldest_first
 
 log = logging.getLogger(__name__)
@@ -22,6 +22,7 @@ _GAP_SECONDS = 5.0
 _CHECK_SECONDS = 2.0
 _STACK_SECONDS = 2.0  # time for a hanging process to write its stacks before it is killed
 _PROGRESS_STEPS = 3
+_LOST_SECONDS = 6.0  # a shared file system may hide a directory for a moment
 
 
 class Supervisor:
@@ -37,7 +38,7 @@ class Supervisor:
             processes, launch.config.output_dir, self._limits, note=recorder.record_restart
         )
         now = time.monotonic()
-        self._ticked = self._stepped = now
+        self._ticked = self._stepped = self._owned = now
         self._next_check = now
         self._is_stall_reported = False
         self._kill_times: dict[tuple[int, int], float] = {}
@@ -86,7 +87,7 @@ class Supervisor:
             log.info("The launcher was suspended for %s: restarting all deadlines", human_duration(gap))
             for child in self._processes.children:
                 child.heartbeats.restart_deadlines(now)
-            self._stepped = now
+            self._stepped = self._owned = now
 
     def _observe_progress(self, now: float, step: int, trained: int) -> None:
         if trained > self._trained:
@@ -102,7 +103,7 @@ class Supervisor:
 
     def _run_slow_checks(self, now: float) -> None:
         """Check the directory, memory, new checkpoints and stalls every 2 s, because this is slow."""
-        check_owner(self._launch.config.output_dir, self._launch.first_attempt.run_id)
+        self._check_directory(now)
         for child in self._processes.children:
             child.memory = child.process.memory() or child.memory
         commits = checkpoints_oldest_first(self._launch.config.output_dir / "checkpoints")
@@ -115,6 +116,16 @@ class Supervisor:
         if now - self._stepped > self._limits.stall_timeout / 2 and not self._is_stall_reported:
             self._is_stall_reported = True
             self._report_stall(now)
+
+    def _check_directory(self, now: float) -> None:
+        """Raise `DirectoryLostError` if the directory has another run, or stays away."""
+        folder = self._launch.config.output_dir
+        try:
+            check_owner(folder, self._launch.first_attempt.run_id)
+            self._owned = now
+        except DirectoryLostError:
+            if (folder / RUN_FILE).exists() or now - self._owned >= _LOST_SECONDS:
+                raise
 
     def _kill_unhealthy(self, now: float) -> None:
         """Request the Python stacks of processes that hang, and kill these processes 2 s later."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from buckeye.base.columns import counted
-from buckeye.envs.base import Probe, Task
+from buckeye.envs.base import Outcome, Probe, Task
 from buckeye.errors import THIRD_PARTY_ERRORS
 from buckeye.evaluation.checks.result import CheckResult, out_of_time_result, shortened
 from buckeye.evaluation.checks.samples import SplitSample, groups_of
@@ -76,14 +76,12 @@ async def measure_judge(
     if labels:
         results = await runner.run_all([(label.task, label.reply) for label in labels])
         for component in dict.fromkeys(str(label.component) for label in labels):
-            graded = [
-                (label, result.outcome.components[component])
+            outcomes = [
+                (label, result.outcome)
                 for label, result in zip(labels, results, strict=True)
-                if label.component == component
-                and result is not None
-                and component in result.outcome.components
+                if result is not None and label.component == component
             ]
-            checks.append(_agreement(component, graded, biases))
+            checks.append(_agreement(component, outcomes, biases))
     if judged:
         name = "length bias of the judge"
         found = await _length_biases(runner, judged, pairs)
@@ -102,15 +100,20 @@ async def measure_judge(
 
 
 def _agreement(
-    component: str, graded: Sequence[tuple[Probe, float]], measured: list[JudgeBias]
+    component: str, outcomes: Sequence[tuple[Probe, Outcome]], measured: list[JudgeBias]
 ) -> CheckResult:
     """Return the check of the labels of one component, and add the agreement to `measured`.
 
     A judge that agrees no more often than one grade for all replies is a warning.
     """
     name = "agreement of the judge"
-    if not graded:
+    if not outcomes:
         return out_of_time_result(name)
+    graded = [(label, o.components[component]) for label, o in outcomes if component in o.components]
+    failed = [outcome for _, outcome in outcomes if component not in outcome.components]
+    if failed:
+        reason = shortened(failed[0].error or "no grade", 200)
+        return CheckResult(name, "error", f"{len(failed)} of {len(outcomes)} replies have no grade: {reason}")
     agrees = [float(label.low <= grade <= label.high) for label, grade in graded]
     share = mean_over_tasks(agrees, [label.task.id for label, _ in graded])
     constant = max(
