@@ -72,7 +72,7 @@ _ROWS = {
         ("reads at most 20,000 tasks of a split", "evaluation.checks.samples:MAX_SCANNED", 20_000),
         ("at most 300 of each family and split (`--sample`)", "evaluation.env_check:MAX_SAMPLE", 300),
         ("`--max-content-free` (0.03)", "env check:--max-content-free", 0.03),
-        ("at most 1 % of the environments", "evaluation.checks.chance:LEVEL", 0.01),
+        ("false alarms in at most 1 %", "evaluation.checks.chance:LEVEL", 0.01),
         (
             "an accepted answer with a reward below 0.5",
             "evaluation.checks.rollout_checks:MIN_ANSWER_REWARD",
@@ -190,7 +190,7 @@ REFUSALS = [
     ),
     (
         "docs/how-to/write-environments.md",
-        "`batch_size` must be a multiple of it",
+        "`batch_size` must be a multiple of their size",
         "orchestrator",
         ("--batch-size", "100", "--rollouts-per-example", "16"),
     ),
