@@ -20,9 +20,9 @@ from buckeye.errors import ConfigError, UsageError
 
 ROOTS = (RLConfig, TrainerConfig, OrchestratorConfig, InferenceConfig, SFTConfig)
 counts = st.integers(1, 10**6)
-names = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=8).filter(
-    lambda text: text not in ("None", "null")
-)
+names = st.text(
+    st.characters(exclude_categories=["Cs", "Cc"], exclude_characters="$"), min_size=1, max_size=8
+).filter(lambda text: text not in ("None", "null"))
 
 RUN = {
     "trainer.optim.lr": st.floats(0, 1),

@@ -22,7 +22,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-_VARIABLE = re.compile(r"\$(\w|\{)")
+_VARIABLE = re.compile(r"\$([A-Za-z_]|\{)")
 
 CONFLICT = "conflict"
 """Type of the pydantic errors that `conflict` returns."""
