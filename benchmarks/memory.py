@@ -34,6 +34,7 @@ from buckeye.base.storage import read_json
 from buckeye.config.load import load_with_warnings
 from buckeye.config.rl import RLConfig
 from buckeye.inference.client import InferenceClient
+from buckeye.launch.plan import KEEP_FREED_MEMORY
 from buckeye.launch.preflight.devices import MainMemory, main_memory
 from buckeye.launch.preflight.memory_plan import Hardware, plan_memory, processor_has
 from buckeye.launch.preflight.model_shape import parse_shape
@@ -184,7 +185,7 @@ class _Process:
         self._out = folder / "stdout"
         with self._out.open("wb") as out:
             command = [sys.executable, "-m", "buckeye", *argv]
-            environment = os.environ | {"HF_HUB_OFFLINE": "1", "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+            environment = os.environ | {"HF_HUB_OFFLINE": "1", "GLIBC_TUNABLES": KEEP_FREED_MEMORY}
             self.process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=environment)
 
     def __enter__(self) -> _Process:

@@ -19,7 +19,7 @@ from buckeye.transport.weights_offer import find_offer
 
 log = logging.getLogger(__name__)
 
-_POLL_SECONDS = 0.02
+_POLL_SECONDS = 0.005
 
 
 class BrokenServers:

@@ -28,7 +28,7 @@ from buckeye.transport.batches import (
 
 logger = logging.getLogger(__name__)
 
-_POLL_SECONDS = 0.02
+_POLL_SECONDS = 0.005
 _AGREE_SECONDS = 1.0
 _REPORT_SECONDS = 60.0
 _REWRITE_SECONDS = 60.0

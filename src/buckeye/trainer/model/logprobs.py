@@ -6,7 +6,7 @@ For a token y with final hidden state h, output projection W and sampling temper
     H        = -sum_v p_v log p_v          dH / dz         = -p * (log p + H)
 
 The logits of one chunk of tokens are in memory at a time. The backward pass recomputes them, unless there is
-only one chunk. All chunks use one buffer, because allocating memory takes longer than writing to it.
+only one chunk. All chunks use the same buffers, because allocating memory takes longer than writing to it.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from torch import Tensor
 _CHUNK_BYTES = 128 * 2**20
 _CHUNK_BYTES_ON_GPU = 512 * 2**20  # larger, because every chunk reads and writes the whole gradient of W
 _CHUNK_TOKENS = 1024  # more tokens do not make the matrix product faster
+_CHUNK_MULTIPLE = 16  # some other numbers of tokens make the matrix product a third slower on CPUs
 _BLOCK_ROWS = 4096  # rows of W whose gradient fits the cache of a processor
 
 
@@ -33,7 +34,8 @@ def token_logprobs(
     on a GPU).
     """
     size = _CHUNK_BYTES_ON_GPU if hidden.is_cuda else _CHUNK_BYTES
-    rows = chunk or max(1, min(_CHUNK_TOKENS, size // (4 * weight.shape[0])))
+    most = min(_CHUNK_TOKENS, size // (4 * weight.shape[0]))
+    rows = chunk or max(1, most - most % _CHUNK_MULTIPLE)
     changed = bool((temperatures != 1).any())
     return _TokenLogprobs.apply(hidden, weight, targets, temperatures if changed else None, rows)
 
@@ -48,11 +50,12 @@ class _TokenLogprobs(torch.autograd.Function):
         cast = weight.to(hidden.dtype)
         logprobs = hidden.new_empty(len(targets), dtype=torch.promote_types(hidden.dtype, torch.float32))
         normalizers, entropies = torch.empty_like(logprobs), torch.empty_like(logprobs)
-        buffers = [_buffer(len(targets), rows, weight, logprobs) for _ in range(2)]
+        buffers = [_buffer(len(targets), rows, weight, like) for like in (logprobs, logprobs, hidden)]
         log_p = buffers[1]
         for piece in _slices(len(targets), rows):
-            logits, log_p = (buffer[: len(targets[piece])] for buffer in buffers)
-            _logits(hidden[piece], cast, None if temperatures is None else temperatures[piece], out=logits)
+            logits, log_p, product = (buffer[: len(targets[piece])] for buffer in buffers)
+            temperature = None if temperatures is None else temperatures[piece]
+            _logits(hidden[piece], cast, temperature, product=product, out=logits)
             torch.log_softmax(logits, dim=-1, out=log_p)
             logprobs[piece] = log_p.gather(1, targets[piece, None]).squeeze(1)
             normalizers[piece] = logits.gather(1, targets[piece, None]).squeeze(1) - logprobs[piece]
@@ -74,11 +77,12 @@ class _TokenLogprobs(torch.autograd.Function):
             d_logprobs, d_entropies = (
                 None if d is None else d / temperatures for d in (d_logprobs, d_entropies)
             )
-        buffer = _buffer(len(targets), ctx.rows, weight, normalizers)
+        buffers = [_buffer(len(targets), ctx.rows, weight, like) for like in (normalizers, hidden)]
         for piece in _slices(len(targets), ctx.rows):
-            log_p = buffer[: len(targets[piece])]
+            log_p, product = (buffer[: len(targets[piece])] for buffer in buffers)
             if kept is None:
-                _logits(hidden[piece], cast, None if temperatures is None else temperatures[piece], out=log_p)
+                temperature = None if temperatures is None else temperatures[piece]
+                _logits(hidden[piece], cast, temperature, product=product, out=log_p)
                 log_p.sub_(normalizers[piece, None])
             else:
                 log_p.copy_(kept)
@@ -88,7 +92,9 @@ class _TokenLogprobs(torch.autograd.Function):
                 entropies[piece],
                 None if d_logprobs is None else d_logprobs[piece],
                 None if d_entropies is None else d_entropies[piece],
-            ).to(hidden.dtype)
+            )
+            if d_logits.dtype != hidden.dtype:
+                d_logits = product.copy_(d_logits)
             d_hidden[piece] = d_logits @ cast
             if d_weight is not None:
                 _accumulate(d_weight, d_logits, hidden[piece])
@@ -114,11 +120,14 @@ def _buffer(tokens: int, rows: int, weight: Tensor, like: Tensor) -> Tensor:
     return like.new_empty(min(tokens, rows), weight.shape[0])
 
 
-def _logits(hidden: Tensor, weight: Tensor, temperatures: Tensor | None, *, out: Tensor) -> None:
+def _logits(
+    hidden: Tensor, weight: Tensor, temperatures: Tensor | None, *, product: Tensor, out: Tensor
+) -> None:
+    """Write logits to `out`. `product` is a buffer in the dtype of `hidden`, unused if `out` has it."""
     if out.dtype == hidden.dtype:
         torch.mm(hidden, weight.t(), out=out)
     else:
-        out.copy_(hidden @ weight.t())
+        out.copy_(torch.mm(hidden, weight.t(), out=product))
     if temperatures is not None:
         out.div_(temperatures[:, None])
 
