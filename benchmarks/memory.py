@@ -116,7 +116,7 @@ def _measured_trainer(model: Path, length: int, words: tuple[str, ...], folder: 
     ]
     argv += ["--seq-len", str(length), "--ckpt.interval", "1", "--max-async-level", "4"]
     argv += ["--output-dir", str(folder), *flags]
-    with _Process(argv, folder) as process:
+    with _Process(argv, folder, GLIBC_TUNABLES=KEEP_FREED_MEMORY) as process:
         return process.peak()
 
 
@@ -181,11 +181,11 @@ def _free_port() -> int:
 class _Process:
     """Buckeye command as a process, ended with the block."""
 
-    def __init__(self, argv: list[str], folder: Path) -> None:
+    def __init__(self, argv: list[str], folder: Path, **variables: str) -> None:
         self._out = folder / "stdout"
         with self._out.open("wb") as out:
             command = [sys.executable, "-m", "buckeye", *argv]
-            environment = os.environ | {"HF_HUB_OFFLINE": "1", "GLIBC_TUNABLES": KEEP_FREED_MEMORY}
+            environment = os.environ | {"HF_HUB_OFFLINE": "1"} | variables
             self.process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=environment)
 
     def __enter__(self) -> _Process:

@@ -50,7 +50,7 @@ class _TokenLogprobs(torch.autograd.Function):
         cast = weight.to(hidden.dtype)
         logprobs = hidden.new_empty(len(targets), dtype=torch.promote_types(hidden.dtype, torch.float32))
         normalizers, entropies = torch.empty_like(logprobs), torch.empty_like(logprobs)
-        buffers = [_buffer(len(targets), rows, weight, like) for like in (logprobs, logprobs, hidden)]
+        buffers = _buffers(2, min(len(targets), rows), weight, precise=logprobs, hidden=hidden)
         log_p = buffers[1]
         for piece in _slices(len(targets), rows):
             logits, log_p, product = (buffer[: len(targets[piece])] for buffer in buffers)
@@ -77,7 +77,7 @@ class _TokenLogprobs(torch.autograd.Function):
             d_logprobs, d_entropies = (
                 None if d is None else d / temperatures for d in (d_logprobs, d_entropies)
             )
-        buffers = [_buffer(len(targets), ctx.rows, weight, like) for like in (normalizers, hidden)]
+        buffers = _buffers(1, min(len(targets), ctx.rows), weight, precise=normalizers, hidden=hidden)
         for piece in _slices(len(targets), ctx.rows):
             log_p, product = (buffer[: len(targets[piece])] for buffer in buffers)
             if kept is None:
@@ -116,14 +116,20 @@ def _slices(total: int, rows: int) -> list[slice]:
     return [slice(start, start + rows) for start in range(0, total, rows)]
 
 
-def _buffer(tokens: int, rows: int, weight: Tensor, like: Tensor) -> Tensor:
-    return like.new_empty(min(tokens, rows), weight.shape[0])
+def _buffers(count: int, rows: int, weight: Tensor, *, precise: Tensor, hidden: Tensor) -> list[Tensor]:
+    """Return `count` buffers for logits in the dtype of `precise`, and one for products in that of `hidden`.
+
+    Each is [rows, vocabulary]. If the dtypes are equal, the last one is empty, because it is not needed.
+    """
+    products = 0 if hidden.dtype == precise.dtype else rows
+    buffers = [precise.new_empty(rows, len(weight)) for _ in range(count)]
+    return [*buffers, hidden.new_empty(products, len(weight))]
 
 
 def _logits(
     hidden: Tensor, weight: Tensor, temperatures: Tensor | None, *, product: Tensor, out: Tensor
 ) -> None:
-    """Write logits to `out`. `product` is a buffer in the dtype of `hidden`, unused if `out` has it."""
+    """Write logits to `out`, through the buffer `product` if `hidden` has another dtype."""
     if out.dtype == hidden.dtype:
         torch.mm(hidden, weight.t(), out=out)
     else:
