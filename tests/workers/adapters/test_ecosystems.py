@@ -365,6 +365,39 @@ def test_openreward():
     assert_only_extended(played[1][1])
 
 
+def play_openreward_group(*says):
+    environment = opened(
+        "openreward/openreward_groups:Longest", python_of("openreward"), {"folder": str(PACKAGES)}
+    )
+
+    async def run():
+        task = environment.tasks("train")[0]
+        outcomes = [await environment.rollout_in_group(task, Speaker(say)) for say in says]
+        assert all(outcome.pending for outcome in outcomes)
+        finished = await environment.finish_group(task, outcomes)
+        await environment.close()
+        return finished
+
+    return asyncio.run(run())
+
+
+def test_openreward_scores_groups():
+    """A note has 0.25 and 0.1 of the group, the word 1, the longest text 1; without a verdict, no reward."""
+
+    def noted(messages, tools, turn):
+        return call("note", {"text": "blue"}, turn) if turn < 2 else "sea"
+
+    finished = play_openreward_group(noted, lambda *_: "the wide sea", lambda *_: "moon")
+    assert [outcome.reward for outcome in finished] == pytest.approx([0.5 + 1 + 0.2, 1 + 1, 0])
+    assert [outcome.components["group"] for outcome in finished] == pytest.approx([0.2, 1, 0])
+    for outcome in play_openreward_group(lambda *_: "sea", lambda *_: "unclear"):
+        assert (outcome.reward, outcome.boundary) == (None, "score")
+        assert "no verdict" in outcome.error
+    alone = opened("openreward/openreward_groups:Longest", python_of("openreward"), {"folder": str(PACKAGES)})
+    ((_, _, outcome),) = play(alone, lambda *_: "sea", tasks=1)
+    assert (outcome.reward, outcome.stop_reason) == (2.0, "done")
+
+
 def test_bfcl():
     """A right call of the first task, a wrong one, and a text."""
     area = {"base": 10, "height": 5}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import time
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -18,6 +19,8 @@ Boundary = Literal["load", "reset", "step", "model", "score", "agent", "task", "
 """Part that failed: loading, setup, a step, the model, scoring, the agent's program, the task, or the
 configuration of the environment.
 """
+
+_ABANDONED_AFTER = 4  # times the deadline of a rollout, to allow for retries
 
 
 class AdapterError(Exception):
@@ -57,6 +60,25 @@ class Adapter(Protocol):
     async def close(self) -> None:
         """Release the environment's resources."""
         return
+
+
+class KeptRollouts:
+    """Rollouts that wait for the rest of their group. Those of cancelled groups are forgotten."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, tuple[float, Any]] = {}
+
+    def keep(self, rollout: Any, context: Json, *, stop_reason: str) -> Json:
+        """Keep a rollout, and return its outcome, which has a handle instead of a reward."""
+        oldest = time.monotonic() - _ABANDONED_AFTER * context["deadline"]
+        for handle in [name for name, (ended, _) in self._kept.items() if ended < oldest]:
+            del self._kept[handle]
+        self._kept[context["rollout"]] = time.monotonic(), rollout
+        return {"handle": context["rollout"], "stop_reason": stop_reason}
+
+    def take(self, handles: Sequence[str]) -> list[Any]:
+        """Return the rollouts of a group, and forget them."""
+        return [self._kept.pop(handle)[1] for handle in handles]
 
 
 class SeededAdapter(Adapter):

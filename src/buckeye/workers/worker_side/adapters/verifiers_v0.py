@@ -12,15 +12,13 @@ import functools
 import importlib
 import inspect
 import json
-import time
 from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
-from .base import AdapterError, Boundary, Json, check_arguments, failed, raised, scored
+from .base import AdapterError, Boundary, Json, KeptRollouts, check_arguments, failed, raised, scored
 
 _failures: contextvars.ContextVar[list[BaseException]] = contextvars.ContextVar("failures")
-_ABANDONED_AFTER = 4  # times the deadline of a rollout, to allow for retries
 _UNUSED_URL = "http://127.0.0.1:9/v1"
 _BOUNDARIES: tuple[tuple[str, Boundary], ...] = (("ModelError", "model"), ("OverlongPromptError", "model"))
 
@@ -42,8 +40,7 @@ class VerifiersV0:
         if not getattr(self._env, "score_rollouts", True):
             raise AdapterError(f"{env_id} has no rewards: it was built with score_rollouts=False")
         self._name = str(getattr(self._env, "env_id", "") or env_id)
-        self._pending_states: dict[str, tuple[float, Any]] = {}
-        """End times and states of the rollouts that wait for their group, oldest first."""
+        self._kept = KeptRollouts()
         self._openai: Any = None
         for rubric in _rubrics(self._env.rubric):
             rubric.funcs = [_record_failures(function) for function in rubric.funcs]
@@ -90,9 +87,7 @@ class VerifiersV0:
         if not state["trajectory"]:
             return failed("model", "NoReply", f"no reply from the model ({state.get('stop_condition')})")
         if self._scores_groups() and context.get("keep_for_group"):
-            self._forget_cancelled(_ABANDONED_AFTER * context["deadline"])
-            self._pending_states[context["rollout"]] = time.monotonic(), state
-            return {"handle": context["rollout"], "stop_reason": _stop_reason(state)}
+            return self._kept.keep(state, context, stop_reason=_stop_reason(state))
         return (await self._score([state]))[0]
 
     def _client(self, endpoint: Json) -> Any:
@@ -110,13 +105,7 @@ class VerifiersV0:
         return client_module.EmptyReplyClient(self._openai.with_options(**address))
 
     async def score_group(self, task: Json, handles: Sequence[str]) -> list[Json]:
-        return await self._score([self._pending_states.pop(handle)[1] for handle in handles])
-
-    def _forget_cancelled(self, seconds: float) -> None:
-        """Forget the rollouts that ended more than `seconds` ago: their groups were cancelled."""
-        oldest = time.monotonic() - seconds
-        for handle in [name for name, (ended, _) in self._pending_states.items() if ended < oldest]:
-            del self._pending_states[handle]
+        return await self._score(self._kept.take(handles))
 
     async def _score(self, states: list[Any]) -> list[Json]:
         """Return the rubric's outcomes for one rollout or a group."""
