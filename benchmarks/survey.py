@@ -35,7 +35,7 @@ FORMATS = {
 def options(library: str, args: dict[str, Any] | None = None) -> SurveyOptions:
     """Return the options of a library's environments."""
     given = ARGS.get(library, {}) if args is None else args
-    return SurveyOptions(args=given, attack=60.0, gradings=4_000, budget=5.0, sessions=20, timeout=150.0)
+    return SurveyOptions(args=given, attack=60.0, gradings=4_000, budget=5.0, sessions=20, timeout=240.0)
 
 
 def skyrl_args(env_id: str, folder: Path) -> dict[str, Any]:
