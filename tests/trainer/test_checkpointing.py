@@ -66,11 +66,14 @@ def test_killed_writer_leaves_the_old_or_the_new_checkpoint(tmp_path, train, tin
     command = [sys.executable, str(SCRIPT), str(tmp_path / "config.json")]
     killed = subprocess.run(command, env=environment, check=False)
     assert killed.returncode == -signal.SIGKILL
-    assert steps(broken) == ([2, 4] if point == "checkpoint.committed" else [2])
+    if point.startswith("weights"):  # another thread writes the checkpoint
+        assert steps(broken) in ([], [2])
+    else:
+        assert steps(broken) == ([2, 4] if point == "checkpoint.committed" else [2])
     for info in list_checkpoints(broken / "checkpoints"):
         verify_checkpoint(info)
-    begun = steps(broken)[-1]
-    ckpt = {"interval": 1, "resume_step": -1}
+    begun = max(steps(broken), default=0)
+    ckpt = {"interval": 1, "resume_step": -1 if begun else None}
     train(broken, batches[begun:], attempt=2, max_steps=4, ckpt=ckpt)
     final = load_file(broken / "weights" / "step_4" / "model.safetensors")
     expected = load_file(straight / "weights" / "step_4" / "model.safetensors")

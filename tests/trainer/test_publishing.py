@@ -1,6 +1,8 @@
 """Publishing of weights in the background, while the trainer trains on the next batch."""
 
 import threading
+import weakref
+from functools import partial
 
 import pytest
 import torch
@@ -95,6 +97,18 @@ def test_function_after_a_failed_one_is_not_called():
     with pytest.raises(ValueError, match="no"):
         background.wait()
     assert called == []
+
+
+def test_data_of_a_function_that_has_ended_is_released():
+    """The copied state of a checkpoint is three times as large as the model."""
+    state = threading.Event()
+    released = threading.Event()
+    weakref.finalize(state, released.set)
+    background = BackgroundThread()
+    background.start("the checkpoint of step 3", partial(bool, state))
+    del state
+    background.wait()
+    assert released.wait(10)
 
 
 def test_files_with_other_tensors_are_not_kept(tmp_path, build_model):

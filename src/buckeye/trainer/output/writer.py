@@ -433,13 +433,7 @@ class BackgroundThread:
 
     def _run(self) -> None:
         while True:
-            previous, future, work = self._queue.get()
-            try:
-                for earlier in previous:
-                    earlier.result()
-                future.set_result(work())
-            except BaseException as error:
-                future.set_exception(error)
+            _run_work(*self._queue.get())
 
     @property
     def is_busy(self) -> bool:
@@ -476,6 +470,17 @@ class BackgroundThread:
                 logger.info("Still waiting for %s after %.0f s", self._what, logged - began)
             self.check()
         self.check()
+
+
+def _run_work(previous: list[Future[None]], future: Future[None], work: Callable[[], None]) -> None:
+    """Call `work` unless a previous function failed. At the end, a waiting thread does not keep its data."""
+    try:
+        for earlier in previous:
+            earlier.result()
+        work()
+        future.set_result(None)
+    except BaseException as error:
+        future.set_exception(error)
 
 
 def _weight_format(config: TrainerConfig | SFTConfig, learner: Learner) -> tuple[torch.dtype | None, bool]:
