@@ -16,6 +16,8 @@ from buckeye.orchestrator.evaluation import (
     evaluate,
 )
 from buckeye.orchestrator.evaluation_schedule import evaluate_all, evaluated_versions, write_evaluation
+from buckeye.orchestrator.task_sampler import GroupTask
+from tests.waiting import HANG
 
 from .fakes import FakeEngine, LetterEnvironment, make_runner
 from .made_rollouts import rollout
@@ -127,3 +129,39 @@ def test_lone_surrogate_is_replaced_when_written(tmp_path):
 def test_evaluation_without_results_has_a_higher_log_level(rewards, truncated, level):
     played = [rollout(reward, truncated=truncated) for reward in rewards]
     assert EvalResult(env_name="e", all_rollouts=played, rollouts_per_example=2, seconds=1.0).level == level
+
+
+class CleansUp(LetterEnvironment):
+    """Environment that cleans up after a rollout: the first one ends at once, the others later."""
+
+    def __init__(self):
+        super().__init__(size=3)
+        self.begun, self.cleaned = 0, []
+
+    async def rollout(self, task, policy):
+        number = self.begun = self.begun + 1
+        try:
+            await asyncio.sleep(HANG)
+        finally:
+            await asyncio.sleep(0.02 * (number - 1))
+            self.cleaned.append(number)
+
+
+@pytest.mark.parametrize("is_group", [True, False])
+def test_cancelled_rollouts_clean_up_before_the_cancellation_ends(is_group):
+    env = CleansUp()
+    named, runner = NamedEnvironment(name="letters", environment=env), make_runner(FakeEngine())
+
+    async def run():
+        if is_group:
+            running = runner.start_group(GroupTask(index=0, env=named, task=env.tasks("train")[0]), 3)
+        else:
+            evaluation = evaluate(named, runner, split="train", num_examples=3, rollouts_per_example=1)
+            running = asyncio.create_task(evaluation)
+        while env.begun < 3:
+            await asyncio.sleep(0)
+        running.cancel()
+        await asyncio.wait([running])
+        return list(env.cleaned)
+
+    assert asyncio.run(run()) == [1, 2, 3]

@@ -201,7 +201,9 @@ async def _run_rollouts(
         return [rollout for rollouts in await asyncio.gather(*waiting) for rollout in rollouts]
     except BaseException:
         for running in started:
-            running.cancel()
+            if not running.cancelling():  # a second cancellation would interrupt the cleanup of the first
+                running.cancel()
+        await asyncio.gather(*started, return_exceptions=True)
         raise
 
 

@@ -169,8 +169,8 @@ class RolloutRunner:
         try:
             rollouts = await asyncio.gather(*members)
         except asyncio.CancelledError:
-            for member in members:
-                member.cancel()
+            # `gather` has cancelled the others, too: let them clean up, and do not cancel them a second time
+            await asyncio.gather(*members, return_exceptions=True)
             raise
         return Group(index=group.index, rollouts=await self._score_group(group, rollouts))
 
