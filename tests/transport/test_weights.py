@@ -64,6 +64,8 @@ def test_newest_weights_ignores_other_attempts(tmp_path):
     (tmp_path / "step_4").mkdir()  # no manifest, so not published
     (tmp_path / ".step_5.tmp-1").mkdir()
     assert newest_weights(tmp_path, identity=ME) == (3, tmp_path / "step_3")
+    assert newest_weights(tmp_path, identity=ME, above=2) == (3, tmp_path / "step_3")
+    assert newest_weights(tmp_path, identity=ME, above=3) is None
 
 
 def test_publishing_a_step_again_replaces_it(tmp_path):

@@ -103,7 +103,8 @@ class WeightsWatcher:
 
         The older version still exists, because the trainer keeps as many versions as it can be ahead.
         """
-        newest, due = newest_weights(self._root, identity=self._identity), self._due()
+        newest = newest_weights(self._root, identity=self._identity, above=self.version)
+        due = self._due()
         if newest is None or due is None or newest[0] <= due:
             return newest
         return due, step_directory(self._root, due)

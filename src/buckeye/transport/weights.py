@@ -171,9 +171,14 @@ def verify_weights(directory: Path) -> WeightsManifest:
     return manifest
 
 
-def newest_weights(root: Path, *, identity: RunIdentity) -> tuple[int, Path] | None:
-    """Return step and directory of the highest version that this attempt of this run published, or None."""
+def newest_weights(root: Path, *, identity: RunIdentity, above: int = -1) -> tuple[int, Path] | None:
+    """Return step and directory of the highest version that this attempt of this run published.
+
+    Return None if no such version is higher than `above`. Lower ones are not read.
+    """
     for step, directory in reversed(storage.step_directories(root).items()):
+        if step <= above:
+            return None
         manifest = find_weights_manifest(directory)
         if manifest and (manifest.run_id, manifest.attempt) == (identity.run_id, identity.attempt):
             return step, directory
