@@ -92,6 +92,11 @@ def test_due_is_the_first_version_that_is_not_evaluated(tmp_path_factory, interv
     assert evaluations.due == (left[0] if left else None)
 
 
+def test_due_version_is_found_without_a_search(tmp_path):
+    """The loop asks for it hundreds of times a second."""
+    assert made(tmp_path, start=1, last=None, interval=10**15).due == 10**15
+
+
 def test_interrupted_evaluation_runs_again_with_its_weights(tmp_path):
     """Training was at 7 while 6 was evaluated, and the run resumes from 7."""
     assert made(tmp_path, start=7).due == 9  # a run that begins to evaluate later does not catch up

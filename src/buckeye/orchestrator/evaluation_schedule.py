@@ -73,7 +73,8 @@ class EvaluationSchedule:
         while version in self._evaluated or not self._is_due(version):
             if self.last is not None and version >= self.last:
                 return None
-            version += 1
+            version += settings.interval - version % settings.interval
+            version = version if self.last is None else min(version, self.last)
         return version
 
     async def run(self, watcher: WeightsWatcher) -> None:
