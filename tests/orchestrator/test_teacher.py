@@ -145,6 +145,14 @@ def test_a_teacher_that_does_not_recover_ends_the_run_in_time():
     assert raised.value.code == "BK-INFERENCE"
 
 
+def test_the_time_limit_is_not_repeated_for_waiting_requests(monkeypatch):
+    monkeypatch.setattr(teacher_module, "_MAX_REQUESTS", 1)
+    played = group(*(rollout(1.0, turns=(tokens,)) for tokens in (1, 2, 3)))
+    with serving(answers=[500] * 10_000) as (url, requests), pytest.raises(InferenceError):
+        scored(url, [played], timeout=1.0)
+    assert 4 not in {len(request["prompt"]) for request in requests}
+
+
 def test_a_refused_request_is_not_repeated():
     with serving(answers=[400] * 9) as (url, requests), pytest.raises(InferenceError) as raised:
         scored(url, [group(rollout(1.0))])

@@ -19,7 +19,7 @@ from buckeye.base.columns import counted
 from buckeye.base.keys import key_for
 from buckeye.config.teacher import TeacherConfig
 from buckeye.errors import InferenceError, UsageError
-from buckeye.inference.client.replica import RefusedError, Replica, gather_results
+from buckeye.inference.client.replica import RefusedError, Replica
 from buckeye.inference.render import ChatRenderer
 from buckeye.orchestrator.rollout import Group
 
@@ -114,7 +114,8 @@ class Teacher:
         started, self._retries = time.monotonic(), 0
         heartbeat.report(f"the log-probs of batch {step}", on="teacher")
         segments = [segment for group in groups for r in group.scored for segment in r.segments]
-        scored = await gather_results([self._logprobs(segment.token_ids.tolist()) for segment in segments])
+        # not `gather_results`: after the first error, other requests need not use up their own time limits
+        scored = await asyncio.gather(*(self._logprobs(segment.token_ids.tolist()) for segment in segments))
         advantages, sums, tokens = dict[int, Array](), 0.0, 0
         for segment, logprobs in zip(segments, scored, strict=True):
             mask = segment.loss_mask
