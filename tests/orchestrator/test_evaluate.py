@@ -3,10 +3,12 @@
 import asyncio
 import json
 import logging
+from dataclasses import replace
 
 import pytest
 
 from buckeye.config.orchestrator import EvalEnvConfig
+from buckeye.envs.base import Task
 from buckeye.evaluation.rows import read_rows
 from buckeye.monitor.log import SUCCESS
 from buckeye.monitor.metrics import MetricsLog
@@ -120,6 +122,13 @@ def test_lone_surrogate_is_replaced_when_written(tmp_path):
     assert line["task_id"] == "a \ufffd"
     assert read_rows(tmp_path / "e.jsonl")["a \ufffd", 0].reward == 1.0
     assert json.loads((tmp_path / "e.json").read_text())["model"] == "m \ufffd"
+
+
+def test_task_data_that_json_cannot_represent_becomes_text():
+    board = {(0, 1): "x", 2: {"y"}, "z": [{(3,): None}]}
+    got = replace(rollout(1.0), task=Task(id="a", messages=(), data={"board": board}))
+    data = json.loads(got.evaluation_line(0))["data"]
+    assert data == {"board": {"(0, 1)": "x", "2": "{'y'}", "z": [{"(3,)": None}]}}
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from buckeye.base.storage import utf8
+from buckeye.base.storage import change_texts, utf8
 from buckeye.envs.base import Message, Outcome, Task
 from buckeye.monitor.rollouts import SampledCall
 from buckeye.orchestrator.advantages import Scored, shaped_turn_rewards
@@ -89,7 +89,7 @@ class Rollout:
         record = {
             "task_id": self.task.id,
             "rollout": number,
-            "data": dict(self.task.data),
+            "data": change_texts(dict(self.task.data), _json_key),
             **self.record(),
             "prompt_tokens": self.prompt_tokens,
             "seconds": round(self.seconds, 3),
@@ -173,6 +173,10 @@ class Group:
         """Errors of the errored rollouts, each with environment and task."""
         failed = [r for r in self.rollouts if r.outcome.error is not None]
         return [f"{r.env_name}, task {r.task.id}: {r.outcome.error}" for r in failed]
+
+
+def _json_key(key: Any) -> Any:
+    return key if isinstance(key, str | int | float | None) else str(key)
 
 
 class AbortableSession(Protocol):
