@@ -156,8 +156,9 @@ def test_prune_logs_keeps_logs_in_use(tmp_path):
         (logs / f"attempt_{attempt}").mkdir(parents=True)
     (logs / "trainer.stdout").symlink_to("attempt_11/trainer.stdout")
     (logs / "inference.stdout").symlink_to("attempt_1/inference.stdout")  # a server outlives attempts
+    (logs / "attempt_9 (copy)").mkdir()  # of the user
     prune_logs(tmp_path, None)
-    assert len(list(logs.glob("attempt_*"))) == 5
+    assert len(list(logs.glob("attempt_*"))) == 6
     prune_logs(tmp_path, 1)
     left = {path.name for path in logs.glob("attempt_*")}
-    assert left == {"attempt_1", "attempt_10", "attempt_11"}
+    assert left == {"attempt_1", "attempt_10", "attempt_11", "attempt_9 (copy)"}

@@ -263,7 +263,8 @@ def earlier_logs(output_dir: Path) -> list[Path]:
     """Return the log folders of attempts that are over: no stable path points to them."""
     links = (output_dir / LOG_FOLDER).glob("*.stdout")
     in_use = {path.readlink().parts[0] for path in links if path.is_symlink()}
-    return [p for p in sorted((output_dir / LOG_FOLDER).glob("attempt_*")) if p.name not in in_use]
+    folders = (p for p in sorted((output_dir / LOG_FOLDER).glob("attempt_*")) if p.name not in in_use)
+    return [folder for folder in folders if folder.name.removeprefix("attempt_").isdecimal()]
 
 
 @contextmanager
