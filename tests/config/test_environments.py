@@ -5,7 +5,7 @@ import pytest
 from buckeye.config.load import load_with_warnings
 from buckeye.config.orchestrator import OrchestratorConfig
 from buckeye.errors import UsageError
-from buckeye.orchestrator.environments import load_environments, worker_settings
+from buckeye.orchestrator.environments import default_environment_name, load_environments, worker_settings
 
 TWO = "--env.0.id a --env.1.id b"
 
@@ -80,6 +80,14 @@ def test_evaluation_without_environments_uses_those_of_the_run(load):
 def test_environment_without_id_is_refused(load, words, refusal):
     with refusal(UsageError):
         load_environments(given(load, words).env)
+
+
+def test_name_of_an_environment_is_that_of_files(load):
+    ids = ["./letters/", "me/letters@1", "../x/letters.py"]
+    assert [default_environment_name(name) for name in ids] == ["letters"] * 3
+    with pytest.raises(UsageError) as raised:
+        load_environments(given(load, "--env.0.id letters --env.0.name math/easy").env)
+    assert raised.value.code == "BK-CONFIG-VALUE"
 
 
 def test_limits_are_passed_to_workers(load):

@@ -61,8 +61,8 @@ class NamedEnvironment:
 
 
 def default_environment_name(env_id: str) -> str:
-    """Return the default name of an environment: `name` for `owner/name@version`."""
-    return env_id.partition("@")[0].rpartition("/")[2].removesuffix(".py")
+    """Return the default name of an environment: `name` for `owner/name@version`, and for `folder/name/`."""
+    return env_id.partition("@")[0].rstrip("/").rpartition("/")[2].removesuffix(".py")
 
 
 def load_environments(
@@ -96,8 +96,8 @@ def load_environments(
 def environment_names(settings: Sequence[EnvConfig]) -> list[str]:
     """Return the names of the environments.
 
-    Raise `UsageError` if an environment has no id, if two have the same name, or if an environment variable
-    that one requires is not set.
+    Raise `UsageError` if an environment has no id, if two have the same name, if a name cannot be that of a
+    file, or if an environment variable that one requires is not set.
     """
     if not all(s.id for s in settings):
         raise UsageError(
@@ -115,6 +115,12 @@ def environment_names(settings: Sequence[EnvConfig]) -> list[str]:
             hint="set a different `name` in each [[env]]",
         )
     for name, s in zip(names, settings, strict=True):
+        if "/" in name:
+            raise UsageError(
+                f"the environment {s.id} has the name {name!r}",
+                code="BK-CONFIG-VALUE",
+                hint="set a `name` without a slash: the files of its evaluations have this name",
+            )
         check_variables(name, s.variables)
     return names
 
