@@ -161,4 +161,8 @@ def test_offer_is_accepted_or_withdrawn(tmp_path):
     assert not accept_offer(tmp_path, first, group)  # it does not accept the second one
     assert withdraw_offer(tmp_path, second)
     assert not accept_offer(tmp_path, second, group)
+    third = offer_weights(tmp_path, manifest, {"model.safetensors": 9})
+    (tmp_path / "broadcast" / f"group_{third.store}.json").mkdir()  # like a full disk
+    assert not accept_offer(tmp_path, third, group)
+    assert withdraw_offer(tmp_path, third)
     assert find_offer(tmp_path, identity=me) is None

@@ -224,6 +224,14 @@ def test_invalid_samples_do_not_change_the_step(tmp_path, train, batches, cause,
     assert len(read_batch(run / "skipped", 1, identity=ME).samples) == len(bad)
 
 
+def test_samples_that_cannot_be_written_do_not_end_the_training(tmp_path, train, batches):
+    (tmp_path / "skipped").write_text("not a folder")
+    bad = replace(batches[0].samples[0], temperature=0.0)
+    train(tmp_path, [replace(batches[0], samples=(*batches[0].samples, bad))], max_steps=1)
+    assert records(tmp_path)[0]["samples_left_out"] == 1
+    assert "Not keeping the untrained samples of step 0" in (tmp_path / "logs" / "run.log").read_text()
+
+
 def test_too_old_sample_is_left_out(tmp_path, train, batches):
     old = _with(batches[2].samples[0], versions=0)
     train(

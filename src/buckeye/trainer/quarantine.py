@@ -33,14 +33,15 @@ CAUSES = {
 def write_skipped_samples(root: Path, batch: Batch, identity: RunIdentity) -> None:
     """Write a batch of untrained samples to the directory `<root>/step_<N>`.
 
-    If `root` already has ten batches, or a sample that no rank has read is damaged, write nothing.
+    If `root` already has ten batches, log a warning and write nothing. If writing fails, only log a warning,
+    because training does not need these samples.
     """
     what = f"the untrained samples of step {batch.step}"
     if _is_full(root, what):
         return
     try:
         path = write_batch(root, batch, identity=identity)
-    except BatchDamageError as error:
+    except (OSError, BatchDamageError) as error:  # of the disk, or of a sample that no rank has read
         logger.warning("Not keeping %s: %s", what, error)
         return
     logger.warning("Wrote the untrained samples of step %d to %s", batch.step, path)

@@ -86,11 +86,11 @@ def find_offer(run: Path, *, identity: RunIdentity) -> WeightsOffer | None:
 
 
 def accept_offer(run: Path, offer: WeightsOffer, group: AcceptedGroup) -> bool:
-    """Accept an offer for a group. Return False if the trainer has withdrawn it."""
+    """Accept an offer for a group. Return False if it was withdrawn, or if the disk is full."""
     try:
         _write(_group_path(run, offer.store), asdict(group))
         _offer_path(run, offer.store).unlink()
-    except FileNotFoundError:
+    except OSError:
         return False
     return True
 
