@@ -54,6 +54,8 @@ def test_names_that_do_not(name):
 def test_values_that_are_secret(monkeypatch):
     monkeypatch.setenv("JUDGE_API_KEY", "correct-horse-battery")
     monkeypatch.setenv("SHORT_KEY", "on")
+    for length in range(8, 21):
+        monkeypatch.setenv(f"PART_{length}_TOKEN", "correct-horse-battery"[:length])
     texts = {
         "https://me:pw@example.org/v1": "https://(redacted)@example.org/v1",
         "Bearer correct-horse-battery, please": "Bearer (redacted), please",

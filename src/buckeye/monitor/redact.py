@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from buckeye.base.keys import variables
@@ -41,7 +41,7 @@ def redact(settings: Any, *, by_name: bool = True) -> Any:
     return _redacted(settings, _values_of_secret_variables(), by_name)
 
 
-def _redacted(value: Any, known: frozenset[str], by_name: bool) -> Any:
+def _redacted(value: Any, known: Sequence[str], by_name: bool) -> Any:
     if isinstance(value, Mapping):
         return {
             name: _hidden(item) if by_name and _is_secret(str(name)) else _redacted(item, known, by_name)
@@ -67,7 +67,7 @@ def _hidden(value: Any) -> Any:
     return REDACTED if isinstance(value, str) and value else value
 
 
-def _without_secrets(text: str, known: frozenset[str]) -> str:
+def _without_secrets(text: str, known: Sequence[str]) -> str:
     for secret in known:
         text = text.replace(secret, REDACTED)
     text = _BEARER.sub(rf"\g<1>{REDACTED}", _SECRET_VALUE.sub(REDACTED, text))
@@ -79,14 +79,11 @@ def _query_without_secret(pair: re.Match[str]) -> str:
     return f"{name}={REDACTED}" if _is_secret(name) or _SECRET_OF_A_QUERY.search(name) else pair[0]
 
 
-def _values_of_secret_variables() -> frozenset[str]:
-    """Return the values of all environment variables and keys that have a secret name."""
+def _values_of_secret_variables() -> list[str]:
+    """Return the values of all environment variables and keys that have a secret name, the longest first."""
     try:
         known: Mapping[str, str] = variables()
     except UsageError:  # a damaged file contains no usable key
         known = os.environ
-    return frozenset(
-        value
-        for name, value in known.items()
-        if _SECRET_VARIABLE.search(name) and len(value) >= _SHORTEST_SECRET
-    )
+    secrets = {value for name, value in known.items() if _SECRET_VARIABLE.search(name)}
+    return sorted((value for value in secrets if len(value) >= _SHORTEST_SECRET), key=len, reverse=True)
