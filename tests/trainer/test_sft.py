@@ -1,6 +1,7 @@
 """Supervised fine-tuning reduces the loss, resumes exactly, and writes a complete model."""
 
 import json
+import math
 import os
 import shutil
 import signal
@@ -21,8 +22,8 @@ from buckeye.config.load import to_json
 from buckeye.errors import CheckpointError, UsageError
 from buckeye.monitor.metrics import read_metrics
 from buckeye.trainer.model.policy import PolicyNetwork
-from buckeye.trainer.sft import run_sft
-from buckeye.transport.checkpoint import list_checkpoints
+from buckeye.trainer.sft import SFTTrainer, run_sft
+from buckeye.transport.checkpoint import list_checkpoints, read_orchestrator_state, resolve_checkpoint
 from tests.command import run_here
 from tests.trainer.trainer_config import sft_config
 
@@ -206,6 +207,18 @@ def test_best_checkpoint_is_recorded_and_kept(tmp_path, tiny_model, chat_file):
     measured |= {r["step"]: r["val_loss"] for r in records(tmp_path, "validation")}
     kept = {8, min((2, 4, 6, 8), key=measured.__getitem__)}
     assert {info.step for info in list_checkpoints(tmp_path / "checkpoints")} == kept
+
+
+def test_loss_that_is_not_finite_is_not_the_best(tmp_path, tiny_model, chat_file, monkeypatch):
+    run_samples = SFTTrainer._run_samples
+
+    def run(self, samples, *, train):
+        sums = run_samples(self, samples, train=train)
+        return sums if train or self.step != 1 else sums | {"loss": math.nan}
+
+    monkeypatch.setattr(SFTTrainer, "_run_samples", run)
+    sft(tiny_model, tmp_path, chat_file, max_steps=2, ckpt={"interval": 1}, data={"val_path": str(chat_file)})
+    assert read_orchestrator_state(resolve_checkpoint(tmp_path / "checkpoints", 2))["best"]["step"] == 2
 
 
 @pytest.mark.e2e

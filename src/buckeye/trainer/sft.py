@@ -174,7 +174,8 @@ class SFTTrainer:
         with self.stopwatch.of("validate"):
             sums = self._run_samples(self.validation, train=False)
         loss = sums["loss"]
-        if self._is_checkpoint_due() and (self.best is None or loss < self.best.val_loss):
+        is_best = math.isfinite(loss) and (self.best is None or loss < self.best.val_loss)
+        if is_best and self._is_checkpoint_due():
             self.best = Best(step=self.step, val_loss=loss)
         best = "" if self.best is None else f" | Best: {self.best.val_loss:.4f} at step {self.best.step}"
         level = training_log_level(1, left_out=int(not math.isfinite(loss)))
