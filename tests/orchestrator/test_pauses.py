@@ -51,6 +51,16 @@ def work(pauses, name):
     fail(pauses, name, reward=0.0)  # a reward of 0 is a reward
 
 
+def test_an_environment_may_fail_for_ever(pauses, clock):
+    fail(pauses, "a")
+    for _ in range(1100):
+        work(pauses, "b")
+        fail(pauses, "a")
+        assert pauses.held_environments() == {"a"}
+        clock.now += 30
+        assert pauses.held_environments() == set()
+
+
 def test_failures_in_a_row_pause_one_environment(pauses, clock):
     fail(pauses, "a")
     work(pauses, "a")

@@ -15,6 +15,8 @@ from buckeye.orchestrator.rollout import INVALID_BOUNDARIES, Group, Rollout
 
 log = logging.getLogger(__name__)
 
+_MAX_DOUBLINGS = 100  # more would exceed the range of a float after a week of pauses
+
 
 @dataclass(slots=True)
 class _State:
@@ -156,7 +158,8 @@ class EnvironmentPauses:
         state.failed += 1
         if not state.pauses and state.failed < self._settings.after_failures:
             return
-        seconds = min(self._settings.seconds * 2**state.pauses, self._settings.max_seconds)
+        doubled = self._settings.seconds * 2 ** min(state.pauses, _MAX_DOUBLINGS)
+        seconds = min(doubled, self._settings.max_seconds)
         state.pauses += 1
         state.until = self._clock() + seconds
         log.warning(
