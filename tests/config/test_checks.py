@@ -67,6 +67,14 @@ def test_run_without_inference_warns_with_server_addresses():
     assert _warnings(RLConfig, RUN.replace("--inference", words)) == []
 
 
+@pytest.mark.parametrize("url", ["localhost:8000/v1", "http://", "http://h:70000/v1", "ftp://h/v1"])
+@pytest.mark.parametrize("words", ["--client.base-url", "--teacher.model big --teacher.base-url"])
+def test_address_of_a_server_is_a_url(refused, words, url):
+    text = refused(OrchestratorConfig, f"{words} {url}")
+    assert text.startswith("[BK-CONFIG-VALUE]")
+    assert words.rpartition("--")[2].replace("-", "_") in text
+
+
 def test_implemented_settings_give_no_warnings():
     words = """--trainer.optim.type muon --trainer.scheduler.type cosine --trainer.loss.kl-coef 0.1
         --trainer.model.experimental.lora.rank 8

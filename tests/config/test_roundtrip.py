@@ -48,7 +48,7 @@ RUN = {
         max_size=3,
     ),
     "orchestrator.zero_spread": st.sampled_from(["keep", "drop"]),
-    "orchestrator.client.base_url": st.lists(names, min_size=1),
+    "orchestrator.client.base_url": st.lists(st.integers(1, 65535).map("http://h:{}".format), min_size=1),
     "inference.kv_cache_gb": st.none() | st.floats(0.1, 1e3),
     "inference.parallel.dp": st.integers(1, 8),
     "inference.server.host": st.none() | names,

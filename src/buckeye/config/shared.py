@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
+from urllib.parse import urlsplit
 
 from pydantic import (
     AfterValidator,
@@ -74,6 +75,22 @@ def conflict(
     named = list(fields) or named_settings(message)
     context = {"message": message, "fields": named, "hint": hint, "code": code}
     return PydanticCustomError(CONFLICT, "{message}", context)
+
+
+def address_conflicts(urls: Iterable[str]) -> Conflicts:
+    """Yield an error for each `base_url` that is not an address such as http://host:port/v1."""
+    for url in urls:
+        try:
+            parts = urlsplit(url)
+            is_valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        except ValueError:  # of the port
+            is_valid = False
+        if not is_valid:
+            yield conflict(
+                f"`base_url` is {url!r}, which is not the address of a server",
+                hint="write it as http://HOST:PORT/v1",
+                code="BK-CONFIG-VALUE",
+            )
 
 
 def variant(default: str) -> Discriminator:
@@ -244,6 +261,9 @@ class ClientConfig(BaseConfig):
     """Timeout of a request, in seconds."""
     api_key_var: str = "OPENAI_API_KEY"
     """Environment variable with the key of the servers."""
+
+    def conflicts(self) -> Conflicts:
+        yield from address_conflicts(self.base_url)
 
 
 class PolicyModelConfig(BaseConfig):

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field, NonNegativeFloat, PositiveFloat
 
-from buckeye.config.shared import BaseConfig, as_list
+from buckeye.config.shared import BaseConfig, Conflicts, address_conflicts, as_list
 
 
 class TeacherConfig(BaseConfig):
@@ -24,3 +24,6 @@ class TeacherConfig(BaseConfig):
     """Seconds to repeat a request that failed or got no reply, before the run fails."""
     api_key_var: str = "OPENAI_API_KEY"
     """Environment variable with the key of its servers."""
+
+    def conflicts(self) -> Conflicts:
+        yield from address_conflicts(self.base_url)
