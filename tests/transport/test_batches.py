@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -18,7 +19,10 @@ from buckeye.transport.batches import (
     Batch,
     BatchDamageError,
     Sample,
+    TrainedBatch,
+    archive_trained_batch,
     open_batch,
+    prune_trained_batches,
     read_batch,
     read_header,
     read_samples,
@@ -158,6 +162,18 @@ def test_sample_with_unequal_lengths_is_refused(tmp_path, name, refusal):
     with refusal(TransportError):
         write_batch(tmp_path, bad, identity=ME)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_oldest_trained_batches_are_deleted_also_after_a_loss_of_files(tmp_path):
+    for step in range(4):
+        results = TrainedBatch(samples=np.zeros(1, np.int32), logprobs=np.zeros(2, np.float32), record={})
+        batch = replace(ONE, step=step)
+        archive_trained_batch(tmp_path / "batches", tmp_path / "trained", batch, results, identity=ME)
+    (tmp_path / "trained" / "step_2" / "batch.safetensors").unlink()
+    prune_trained_batches(tmp_path / "trained", keep=2, max_bytes=10**9)
+    assert list(storage.step_directories(tmp_path / "trained")) == [2, 3]
+    prune_trained_batches(tmp_path / "trained", keep=None, max_bytes=1)
+    assert list(storage.step_directories(tmp_path / "trained")) == []
 
 
 def test_remove(tmp_path):

@@ -28,6 +28,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from buckeye.base import storage
+from buckeye.base.disk import size_of
 from buckeye.base.process import RunIdentity
 from buckeye.errors import TransportError
 from buckeye.transport.batch_header import (
@@ -334,7 +335,7 @@ def archive_trained_batch(
 def prune_trained_batches(kept: Path, *, keep: int | None, max_bytes: int) -> None:
     """Delete the oldest trained batches beyond `keep` batches or `max_bytes` bytes."""
     for number, directory in enumerate(reversed(storage.step_directories(kept).values())):
-        max_bytes -= (directory / DATA).stat().st_size + (directory / TRAINED).stat().st_size
+        max_bytes -= size_of(directory)
         if max_bytes < 0 or (keep is not None and number >= keep):
             storage.remove_directory(directory)
 
