@@ -1,4 +1,4 @@
-"""Environment of openreward that compares replies: the longest of a group earns 1, each note a tenth."""
+"""Environment of openreward that compares replies: the longest of a group scores 1, each note a tenth."""
 
 from openreward.environments import Environment, GroupScore, Split, TextBlock, ToolOutput, terminal, tool
 from pydantic import BaseModel
