@@ -9,6 +9,7 @@ from tests.places import ROOT
 
 from buckeye.envs.settings import WorkerSettings
 from buckeye.errors import RunError, UsageError
+from buckeye.evaluation.attack.policy import EVERY_TASK
 from buckeye.evaluation.attack.report import AttackOptions
 from buckeye.evaluation.attack.search import attack_environment
 from buckeye.evaluation.checks.chance import mean_bounds
@@ -18,9 +19,9 @@ from buckeye.workers.loading import open_environment
 PLANTED = str(ROOT / "tests" / "envs" / "planted.py")
 
 
-def attack(variant, **options):
+def attack(variant, *, size=250, **options):
     options = {"max_gradings": 10_000, "budget": 120.0, "tasks": 250, **options}
-    environment = open_environment(PLANTED, {"variant": variant}, WorkerSettings())
+    environment = open_environment(PLANTED, {"variant": variant, "size": size}, WorkerSettings())
     return asyncio.run(attack_environment(environment, AttackOptions(**options)))
 
 
@@ -75,6 +76,17 @@ def test_a_sound_grader_or_designed_partial_credit_raises_no_alarm(variant):
     report = attack(variant)
     assert report.exploits == [], report.text()
     assert report.knows_answers
+
+
+def test_a_family_without_held_out_tasks_is_not_scored():
+    report = attack("lone families", size=30)
+    assert {found.label for found in report.candidates} <= {EVERY_TASK}
+
+
+def test_a_split_of_one_task_is_refused():
+    with pytest.raises(UsageError) as refused:
+        attack("sound", size=1)
+    assert refused.value.code == "BK-ENV-TASKS"
 
 
 def test_the_best_move_that_the_prompts_show_is_an_honest_guess():

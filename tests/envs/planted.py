@@ -25,6 +25,8 @@ def make(split, index, variant):
     if variant == "shape" and index % 3 == 0:
         question += " Think about it for a long time before the reply, and check it again."
     data = {"answer": answer, "index": index}
+    if variant == "lone families":
+        data["family"] = str(index)
     if variant == "moves":
         question, data = f"You have {first}. Write [Hit] or [Stand].", {"index": index}
     messages = [{"role": "user", "content": f"{question} Put it in <answer></answer>."}]
@@ -68,6 +70,8 @@ class Planted(SingleTurnEnvironment):
                 right = 0.0 if math.isnan(right) else right
             case "luck":
                 right = max(right, float(zlib.crc32(f"{task.id}/{reply.text}".encode()) % 4 == 0))
+            case "lone families":
+                right = max(right, float(zlib.crc32(f"{task.id}/{reply.text}".encode()) % 40 == 0))
             case "parsed":
                 right = max(right, 0.01 * (said is not None))
             case "own verdict" if said and said.startswith('{"score"'):

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from buckeye.envs.base import TRAIN, Environment, Task, split_names
-from buckeye.errors import RunError
+from buckeye.errors import RunError, UsageError
 from buckeye.evaluation.attack.baseline import Baseline, Grader, Guess, measure_baseline
 from buckeye.evaluation.attack.grammar import Grammar, make_grammar
 from buckeye.evaluation.attack.policy import EVERY_TASK, GrammarPolicy, shape_labels
@@ -71,7 +71,9 @@ class Attack:
     def __init__(self, environment: Environment, split: str, options: AttackOptions) -> None:
         sample = sample_splits(environment, [split], per_family=1, seed=options.seed)[0]
         tasks = list({task.id: task for task in sample.scanned}.values())[: options.tasks]
-        count = round(_SELECTION_SHARE * len(tasks))
+        if not (count := round(_SELECTION_SHARE * len(tasks))):
+            message = f"the split {split!r} has one task; an attack needs at least two"
+            raise UsageError(message, code="BK-ENV-TASKS")
         self.chosen, self.held_out = tasks[:count], tasks[count:]
         self._environment, self._split, self._options = environment, split, options
         probes = probes_of(environment)
@@ -235,7 +237,7 @@ class Attack:
         """Return the label of tasks on which a text has the clearest gain, with the gain and their number."""
         rewards = await self._grader.rewards(text, self.chosen)
         best = (EVERY_TASK, 0.0, 0)
-        for label in {label for task in self.chosen for label in self._labels[task.id]}:
+        for label in {label for task in self.held_out for label in self._labels[task.id]}:
             tasks = [task for task in self._with_label(self.chosen, label) if task.id in rewards]
             if not tasks:
                 continue
