@@ -12,11 +12,25 @@ from tests.envs.degenerate import LONG_SETS, SMALL
 from tests.places import ROOT
 
 from buckeye.errors import UsageError
+from buckeye.evaluation.checks.fingerprint import fingerprint_in_new_process
 from buckeye.evaluation.checks.rollout_checks import check_isolated
 from buckeye.evaluation.checks.task_text import contains_as_word
 from buckeye.evaluation.env_check import CheckOptions, check_environment
 
 TOY = str(ROOT / "tests/envs/toy.py")
+CHATTY = """
+import atexit
+from types import SimpleNamespace
+from buckeye.envs.base import Task
+
+print("loading ...", end="")
+atexit.register(print, "ended")
+TASKS = {"train": [Task(id="a", messages=({"role": "user", "content": "Go."},))]}
+
+
+def load_environment():
+    return SimpleNamespace(name="chatty", tasks=TASKS.__getitem__, rollout=print)
+"""
 SUBPROCESS = "same tasks in another process"
 
 
@@ -51,6 +65,12 @@ def here(env_id, args, splits, seed, seconds, variables):
 @pytest.fixture
 def real_process():
     """Marker fixture of tests that start the second process."""
+
+
+def test_lines_that_an_environment_prints_do_not_hide_its_fingerprint(tmp_path):
+    (tmp_path / "chatty.py").write_text(CHATTY)
+    prints = fingerprint_in_new_process(str(tmp_path / "chatty.py"), {}, ["train"], 0, 60.0, ())
+    assert prints["train"][0] == ["size", "1"]
 
 
 def test_an_honest_environment_passes(real_process):

@@ -1,8 +1,12 @@
 """The second runner of agents: functions get recorded replies as chat completions and as responses."""
 
 import sys
+from pathlib import Path
+from types import SimpleNamespace
 
+from buckeye.envs.base import Task
 from buckeye.evaluation.certify import home_runner
+from buckeye.evaluation.certify.parity import Home, home_rewards
 
 AGENT = """
 import json
@@ -41,3 +45,13 @@ def test_functions_are_scored_with_recorded_replies(tmp_path, monkeypatch):
         ]
         args = {"callable": f"own_agent.py:{function}", "cwd": str(tmp_path)}
         assert home_runner.RUNNERS["agent"]("agent", args, sessions) == [1.0, 0.0]
+
+
+def test_lines_that_a_library_prints_at_its_end_do_not_hide_the_rewards(tmp_path):
+    (tmp_path / "own_agent.py").write_text(f"import atexit\n{AGENT}\natexit.register(print, 'ended')\n")
+    task = Task(id="a", messages=(), data={"answer": "14"})
+    replies = [{"role": "assistant", "content": text} for text in ("no", "14")]
+    session = SimpleNamespace(plan=SimpleNamespace(task=task), replies=replies)
+    home = Home(python=Path(sys.executable), runner="agent", name="agent")
+    args = {"callable": "own_agent.py:chat", "cwd": str(tmp_path)}
+    assert home_rewards(home, args, [session]) == [1.0]

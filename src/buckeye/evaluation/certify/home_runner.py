@@ -493,4 +493,5 @@ if __name__ == "__main__":
     programs = os.path.dirname(sys.executable)  # programs installed with the environment come first
     os.environ["PATH"] = os.pathsep.join([programs, os.environ.get("PATH", os.defpath)])
     result = RUNNERS[request["runner"]](request["name"], request["args"], request["sessions"])
-    sys.stdout.write("\n" + json.dumps(result) + "\n")
+    print(f"\n{json.dumps(result)}", flush=True)
+    os.dup2(2, 1)  # the result stays the last line, also if the library prints at its end

@@ -104,7 +104,9 @@ def _task_print(task: Task) -> list[str]:
 def _main() -> None:
     request = json.load(sys.stdin)
     environment = open_environment(request["id"], request["args"], with_variables(request["variables"]))
-    sys.stdout.write(json.dumps(fingerprint(environment, request["splits"], request["seed"])) + "\n")
+    result = json.dumps(fingerprint(environment, request["splits"], request["seed"]))
+    print(f"\n{result}", flush=True)
+    os.dup2(2, 1)  # the result stays the last line, also if the environment prints at its end
 
 
 if __name__ == "__main__":
