@@ -2,10 +2,14 @@
 
 import json
 import subprocess
+from types import SimpleNamespace
 
 import psutil
 import pytest
 
+from buckeye.dataset.environment import NAME as DATASET
+from buckeye.envs.base import Task
+from buckeye.evaluation.certify.identity import changes, identify
 from tests.command import run_here
 from tests.places import ROOT
 
@@ -47,6 +51,21 @@ def test_another_file_is_not_overwritten(tmp_path):
     done = run_here("env", "check", "dakota1890", *words, cwd=tmp_path)
     assert (done.returncode, "BK-FILE-EXISTS" in done.stderr) == (2, True)
     assert (tmp_path / "mine.md").read_text() == "notes"
+
+
+def test_files_with_one_name_in_two_folders_are_all_verified(tmp_path, monkeypatch):
+    rewards = [tmp_path / name / "reward.py" for name in ("first", "second")]
+    for file in rewards:
+        file.parent.mkdir()
+        file.write_text("")
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    environment = SimpleNamespace(name="rows", tasks={"train": [Task(id="a", messages=())]}.__getitem__)
+    args = {"path": "rows", "reward": list(map(str, rewards))}
+    before = identify(environment, DATASET, args)
+    for number, file in enumerate(rewards, start=1):
+        file.write_text("changed")
+        assert len(changes(before, identify(environment, DATASET, args))) == number
 
 
 def test_a_certificate_names_faults_and_is_signed_and_verified(tmp_path):

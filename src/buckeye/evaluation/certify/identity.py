@@ -147,8 +147,13 @@ def _local(names: Sequence[Any]) -> list[Path]:
 
 def _hashes(paths: Sequence[Path], root: Path) -> dict[str, str]:
     unique = sorted({path.resolve() for path in paths})
-    names = [path.relative_to(root).as_posix() if path.is_relative_to(root) else path.name for path in unique]
-    return dict(sorted(zip(names, sha256_files(unique), strict=True)))
+    hashes: dict[str, str] = {}
+    for path, sha256 in zip(unique, sha256_files(unique), strict=True):
+        name = path.relative_to(root).as_posix() if path.is_relative_to(root) else path.name
+        while name in hashes:
+            name += "'"
+        hashes[name] = sha256
+    return dict(sorted(hashes.items()))
 
 
 def _tasks(environment: Environment, split: str) -> dict[str, Any]:
