@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import threading
+from types import SimpleNamespace
 
 import pytest
 from tests.waiting import HANG
@@ -129,3 +130,12 @@ def test_no_server_is_refused(refusal):
         OpenEnv("openenv/game", {"url": "file:///etc/passwd"})
     with pytest.raises(AdapterError, match="no server at http"):
         OpenEnv("openenv/game", {"url": "http://127.0.0.1:9"})
+
+
+def test_a_session_ends_with_python_3_10(monkeypatch):
+    """Python 3.10 has no `asyncio.timeout`."""
+    members = {name: value for name, value in vars(asyncio).items() if name != "timeout"}
+    monkeypatch.setattr("buckeye.workers.worker_side.adapters.openenv.asyncio", SimpleNamespace(**members))
+    with game([observed({"seen": "a"}, 1.0, True)]) as (url, _):
+        ((outcome,), _) = play(url, ["x"])
+    assert outcome["reward"] == 1.0

@@ -185,8 +185,7 @@ class OpenEnvEpisode:
         """End the session, so that the server has room for another one."""
         connection, self._socket = self._socket, None
         if connection is not None:
-            async with asyncio.timeout(_CLOSE_SECONDS):
-                await connection.close()
+            await asyncio.wait_for(connection.close(), _CLOSE_SECONDS)
 
 
 def _text_field(schema: Json) -> str | None:
