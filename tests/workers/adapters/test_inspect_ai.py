@@ -175,6 +175,14 @@ def test_rewards_and_errors(replies, args, limits, reward, boundary):
     assert closed == ["s"]
 
 
+def test_scorers_of_one_name_are_all_scores(monkeypatch):
+    scorers = [scorer("match", lambda *_, value=value: value) for value in (1.0, 0.0, 0.5)]
+    monkeypatch.setattr(sys.modules[__name__], "SCORERS", scorers)
+    outcome, _ = play(["4"])
+    assert outcome["components"] == {"match": 1.0, "match1": 0.0, "match2": 0.5}
+    assert outcome["reward"] == 1.0
+
+
 @pytest.mark.parametrize(("env_id", "args"), [("file.py@name", {"box": "docker"}), ("other", {})])
 def test_a_task_that_cannot_be_run_is_refused(env_id, args, refusal):
     with refusal(AdapterError):

@@ -116,13 +116,20 @@ class InspectAI(Adapter):
         await run.resolve_plan(inspect_task, None)(state, generate)
 
     async def _scores(self, inspect_task: Any, state: Any, sample: Any) -> dict[str, Any]:
-        """Return the scores by name: those of the solver, and those of the task's scorers."""
+        """Return the scores by name: those of the solver, and those of the task's scorers.
+
+        As in Inspect, further scorers with the same name get a number: `NAME1`.
+        """
         _module("_eval.context").init_task_context(self._grader, {"grader": self._grader})
         target = _module("scorer").Target(sample.target)
         state.completed = True
         state.scores = dict(state.scores or {})
         for scorer in inspect_task.scorer or []:
-            name = _module("_util.registry").registry_unqualified_name(scorer)
+            name = unnumbered = _module("_util.registry").registry_unqualified_name(scorer)
+            number = 0
+            while name in state.scores:
+                number += 1
+                name = f"{unnumbered}{number}"
             score = await scorer(state, target)
             if score is not None:
                 state.scores[name] = score
