@@ -47,6 +47,8 @@ text = answer["choices"][0]["message"]["content"]
 result = {"reward": float(text == task["data"]["answer"]), "components": {"letters": len(text)}}
 if mode == "file":
     json.dump(result, open(os.environ["BUCKEYE_RESULT"], "w"))
+elif mode == "separators":
+    print("said", json.dumps({**result, "stop_reason": "a\\u2028b\\x85c"}, ensure_ascii=False), sep="\\n")
 elif mode != "nothing":
     print("said", text)
     print(json.dumps(result))
@@ -124,7 +126,7 @@ def program(**env):
     return {"command": ["python", "program.py"], "env": env}
 
 
-@pytest.mark.parametrize("mode", ["", "file"])
+@pytest.mark.parametrize("mode", ["", "file", "separators"])
 def test_program_reports_its_reward(folder, mode):
     outcomes, speaker = rollouts(program(MODE=mode))
     assert [outcome["reward"] for outcome in outcomes] == [1.0, 0.0]

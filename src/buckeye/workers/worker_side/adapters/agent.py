@@ -221,8 +221,7 @@ def _read_result(path: Path, program: ProgramResult, has_reward_function: bool) 
     With a reward function, return this object as `result`, and the whole output as `stdout`. Without a reward
     function, raise ValueError if the object has no `reward`.
     """
-    lines = program.stdout.strip().splitlines()
-    text = path.read_text("utf-8") if path.exists() else (lines[-1] if lines else "")
+    text = path.read_text("utf-8") if path.exists() else program.stdout.strip().rpartition("\n")[2]
     try:
         parsed = json.loads(text)
     except ValueError:
