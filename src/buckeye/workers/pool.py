@@ -273,8 +273,8 @@ class WorkerPool:
     def _record_failure(self, fault: BoundaryError) -> None:
         self._failures += 1
         self._last_fault = fault
-        pause = min(_MAX_PAUSE, _MIN_PAUSE * 2.0 ** (self._failures - 1))
-        self._next_start = time.monotonic() + pause
+        doublings = min(self._failures - 1, 30)  # a float has a limit
+        self._next_start = time.monotonic() + min(_MAX_PAUSE, _MIN_PAUSE * 2.0**doublings)
 
 
 async def _await_start(starting: asyncio.Task[WorkerProcess]) -> WorkerProcess:

@@ -11,8 +11,11 @@ import re
 import pytest
 from tests.workers.workers.conftest import Says, play, rogue
 
+from buckeye.envs.settings import WorkerSettings
 from buckeye.errors import InferenceError, UsageError
+from buckeye.workers.errors import WorkerError
 from buckeye.workers.loading import load_environment
+from buckeye.workers.pool import WorkerPool
 from buckeye.workers.worker_side.main import _print_traceback
 
 
@@ -163,12 +166,24 @@ def test_worker_killed_during_load_or_tasks_is_replaced(opened, tmp_path):
 
 
 def test_an_interpreter_that_cannot_be_run_is_named(tmp_path, refusal):
-    from buckeye.envs.settings import WorkerSettings
     from buckeye.workers.environment import open_worker_environment
 
     missing = tmp_path / "bin" / "python"
     with refusal(UsageError):
         open_worker_environment("rogue", {}, missing, WorkerSettings())
+
+
+def test_pool_reports_any_number_of_failed_starts(tmp_path, monkeypatch):
+    """2.0 ** 1024 is too large for a float."""
+    monkeypatch.setattr("buckeye.workers.pool._MIN_PAUSE", 0.0)
+    pool = WorkerPool("rogue", {}, tmp_path / "python", WorkerSettings())
+
+    async def start():
+        for _ in range(1026):
+            with pytest.raises(WorkerError):
+                await pool.info()
+
+    asyncio.run(start())
 
 
 def test_reply_of_the_model_reaches_the_environment_over_http(environment):
