@@ -59,6 +59,8 @@ def main() -> None:
             if frame["type"] == "printed":
                 os.write(1, frame["text"].encode("latin-1"))
             elif frame["type"] == "ended":
+                if frame["code"] < 0:  # end like the worker, because the pool retries a killed one
+                    os.kill(os.getpid(), -frame["code"])
                 os._exit(frame["code"] if frame["code"] >= 0 else 128 - frame["code"])
             else:
                 buckeye.sendall(HEADER.pack(len(body)) + body)

@@ -114,6 +114,12 @@ def test_remote_worker_behaves_like_a_local_one(host, opened, tmp_path):
     wait_for(lambda: is_gone(worker.pid), "it has ended")
 
 
+def test_remote_worker_killed_during_load_is_replaced(host, opened, tmp_path):
+    environment = opened(host(), args={"load": "killed", "marker": str(tmp_path / "marker")})
+    assert (tmp_path / "marker").exists()
+    assert play(environment, "good")[0].error is None
+
+
 @pytest.mark.slow
 def test_workers_of_a_lost_node_start_on_another(host, opened):
     first, second = host(), host()
