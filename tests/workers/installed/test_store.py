@@ -80,6 +80,7 @@ def test_local_project_edited_after_its_installation_is_noticed(home, edited, is
     code = project / "sums.py"
     code.write_text("")
     os.utime(code, (0, datetime.fromisoformat(edited).timestamp()))
+    (project / ".#other.py").symlink_to("me@here.1234")  # a lock of Emacs
     record = home / "environments" / "sums" / "environment.json"
     record.write_text(json.dumps({**json.loads(record.read_text()), "source": str(project)}))
     assert get_installed("sums").edited_file() == (code if is_stale else None)

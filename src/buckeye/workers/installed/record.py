@@ -81,7 +81,7 @@ class InstalledEnvironment(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
         if not project.is_absolute() or not project.is_dir():
             return None
         files = itertools.islice(project.rglob("*.py"), _MAX_FILES)
-        return next((path for path in files if path.stat().st_mtime > installed), None)
+        return next((path for path in files if path.exists() and path.stat().st_mtime > installed), None)
 
 
 def environments_home() -> Path:
