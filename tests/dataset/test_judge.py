@@ -75,6 +75,25 @@ def test_grades_are_kept_in_a_file(judged, tmp_path):
     assert len(requests) == 2
 
 
+def test_a_grade_that_the_disk_cannot_keep_counts(judged, tmp_path, caplog):
+    (tmp_path / "file").touch()
+    with chat_server(right_or_wrong) as (url, _):
+        environment = judged(url, cache=str(tmp_path / "file" / "grades.jsonl"))
+        red, blue = outcomes(environment, "red", "blue")
+    assert (red.reward, blue.reward) == pytest.approx((0.8, 0.2))
+    assert len(caplog.records) == 1
+
+
+def test_the_rest_of_a_killed_process_in_the_cache_hides_no_grade(judged, tmp_path):
+    cache = tmp_path / "new" / "grades.jsonl"
+    with chat_server(right_or_wrong) as (url, requests):
+        outcomes(judged(url, cache=str(cache)), "red")
+        cache.write_text(cache.read_text() + '{"request": "a')
+        for _ in range(2):
+            outcomes(judged(url, cache=str(cache)), "blue")
+    assert len(requests) == 2
+
+
 @pytest.mark.parametrize(
     ("said", "settings"),
     [

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import json
+import logging
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -12,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from buckeye.base.json_lines import read_json_lines
+from buckeye.base.json_lines import LineFile, read_json_lines
 from buckeye.base.keys import key_for
 from buckeye.config.judge import JudgeConfig
 from buckeye.config.load import load_config
@@ -27,6 +29,8 @@ from buckeye.mcp.grading.schema import last_number
 
 if TYPE_CHECKING:
     from buckeye.envs.chat_server import ChatServer
+
+log = logging.getLogger(__name__)
 
 _MAX_CACHED = 100_000
 _MAX_EXPLANATION = 500
@@ -182,9 +186,14 @@ class JudgeReward:
         if len(self._cached) >= _MAX_CACHED:
             del self._cached[next(iter(self._cached))]
         self._cached[request] = text
-        if self._cache is not None:
-            with self._cache.open("a", encoding="utf-8") as file:
-                file.write(json.dumps({"request": request, "text": text}) + "\n")
+        if self._cache is None:
+            return
+        try:
+            with contextlib.closing(LineFile(self._cache)) as file:
+                file.append(json.dumps({"request": request, "text": text}).encode() + b"\n")
+        except OSError as error:
+            log.warning("The judge keeps no more grades: %s", error)
+            self._cache = None
 
 
 def _read_cache(file: Path | None) -> dict[str, str]:
