@@ -229,10 +229,20 @@ def test_files_of_configuration_apply_to_tasks_without_files(folder, tmp_path):
 
 def zipped(folder, name="inner", *, mode=0o100644, size=3):
     info = zipfile.ZipInfo(name)
-    info.external_attr = mode << 16
-    with zipfile.ZipFile(folder.parent / "spoilt.zip", "w", zipfile.ZIP_DEFLATED) as made:
+    info.external_attr, info.compress_type = mode << 16, zipfile.ZIP_DEFLATED
+    with zipfile.ZipFile(folder.parent / "spoilt.zip", "w") as made:
         made.writestr(info, b"0" * size)
     return folder.parent / "spoilt.zip"
+
+
+def damaged(folder, changes):
+    """Return an archive with other bytes at some places after a signature."""
+    path = zipped(folder)
+    content = bytearray(path.read_bytes())
+    for signature, place, value in changes:
+        content[content.index(signature) + place] = value
+    path.write_bytes(content)
+    return path
 
 
 def tarred(folder, name="inner", *, size=3):
@@ -254,6 +264,15 @@ SPOILT_FILES = {
     "large": (lambda folder: (folder / "large").write_bytes(b"x" * 5000) and None, "4,096 bytes"),
     "zip out": (lambda folder: zipped(folder, "../out"), "outside of the archive"),
     "zip link": (lambda folder: zipped(folder, mode=0o120777), "is a link"),
+    "damaged zip": (lambda folder: damaged(folder, [(b"PK\3\4", 35, 255)]), "cannot read"),
+    "encrypted zip": (
+        lambda folder: damaged(folder, [(b"PK\3\4", 6, 1), (b"PK\1\2", 8, 1)]),
+        "cannot read",
+    ),
+    "unknown zip": (
+        lambda folder: damaged(folder, [(b"PK\3\4", 8, 99), (b"PK\1\2", 10, 99)]),
+        "cannot read",
+    ),
     "bomb": (lambda folder: zipped(folder, size=10**6), "4,096 bytes"),
     "tar out": (lambda folder: tarred(folder, "../out"), "outside"),
     "tar bomb": (lambda folder: tarred(folder, size=10**6), "4,096 bytes"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gzip
 import hashlib
+import lzma
 import os
 import shutil
 import stat
@@ -12,6 +13,7 @@ import sys
 import tarfile
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -30,6 +32,9 @@ MAX_ENTRIES = 200_000
 _Config = TypeVar("_Config", bound=BaseConfig)
 _SCRIPT_SECONDS = 600.0
 _SCRIPTS = {".py": (sys.executable,), ".sh": ("/bin/sh",)}
+_DAMAGED = (tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, RuntimeError)
+"""Errors of an archive: damaged, encrypted, or packed with an unknown method (a `RuntimeError`)."""
+
 _TARS = (".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz")
 
 
@@ -87,7 +92,7 @@ def prepare_files(files: str, folder: Path, limit: SizeLimit) -> None:
             copy_tree(_run_script_once(source), folder, limit)
         else:
             _copy_file(source, folder / source.name)
-    except (OSError, tarfile.TarError, zipfile.BadZipFile, EOFError) as error:
+    except (OSError, EOFError, *_DAMAGED) as error:
         if is_transient(error):
             raise
         raise UsageError(f"cannot read {source}: {error}", code="BK-FILE-UNREADABLE", at="files") from None
