@@ -398,6 +398,13 @@ def test_keep_workdir_moves_folders(tmp_path, caplog):
     assert f": {folder / 'work'}" in caplog.text
 
 
+def test_folder_that_cannot_be_kept_is_removed(tmp_path):
+    (tmp_path / "file").touch()
+    outcome, _ = play(task(), "add('mine')", gym=config(defaults={"keep_workdir": str(tmp_path / "file")}))
+    assert outcome.error is None
+    assert left() == []
+
+
 def test_daemon_of_server_ends_with_server(marked):
     outcome, said = play(marked, "daemon()")
     assert (outcome.error, said) == (None, ["left behind"])

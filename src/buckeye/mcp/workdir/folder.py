@@ -136,6 +136,7 @@ def _keep(workdir: Workdir, root: Path, task: str) -> None:
         log.info("Kept the folder of a rollout of %s: %s", task, target / "work")
     except OSError as error:
         log.warning("Cannot keep the folder of a rollout of %s: %s", task, error)
+        _remove(workdir.root, task)
 
 
 def _prepare_once(files: str, limit: SizeLimit) -> Path:
