@@ -1,6 +1,7 @@
 """`buckeye gateway` as a process: sessions, access, and limits."""
 
 import asyncio
+import errno
 import json
 import os
 import threading
@@ -280,6 +281,39 @@ def test_session_that_starts_while_gateway_stops_is_ended(tmp_path):
             await opening
 
     asyncio.run(stop_meanwhile())
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("is_full", [True, False])
+def test_session_on_a_full_disk_is_an_error_with_reason(tmp_path, is_full):
+    """The image of a session is prepared once."""
+    prepared = []
+
+    class Images:
+        name, environment_flag = "images", ""
+
+        async def prepare(self, image):
+            prepared.append(image)
+
+        async def launch(self, *given):
+            if is_full:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return await CommandRuntime(["sleep", "600"], SandboxLimits()).launch(*given)
+
+    async def ask():
+        made = Gateway(GatewaySettings(), Images(), tmp_path)
+        try:
+            await made.open(LaunchRequest("org/env:1", ()))
+        finally:
+            await made.close()
+
+    if is_full:
+        with pytest.raises(GatewayError, match=os.strerror(errno.ENOSPC)) as failed:
+            asyncio.run(ask())
+        assert failed.value.status == 502
+    else:
+        asyncio.run(ask())
+    assert prepared == ["org/env:1"]
     assert list(tmp_path.iterdir()) == []
 
 

@@ -197,7 +197,7 @@ def _to_gateway_error(error: BaseException) -> BaseException:
     """Return the GatewayError for a failed start of an environment, or any other error unchanged."""
     if isinstance(error, UsageError):
         return GatewayError(400, "environment", str(error), code=SERVER_ERROR)
-    if isinstance(error, PrepareError | RuntimeUnavailableError | McpEnvironmentError):
+    if isinstance(error, PrepareError | RuntimeUnavailableError | McpEnvironmentError | OSError):
         return GatewayError(502, "start_failed", str(error), code=SERVER_ERROR)
     return error
 

@@ -45,7 +45,6 @@ async def start_environment(
     With `preload`, the process may be a fork of a process that has imported its libraries. Raises
     PrepareError, StartError or UsageError, after removing the folder.
     """
-    await runtime.prepare(launch_request.image)
     root = Path(tempfile.mkdtemp(dir=folders))
     launch = None
     try:
