@@ -108,6 +108,17 @@ def test_a_missing_table_is_a_verdict(folder):
     assert graded(query, folder).score == 0
 
 
+@pytest.mark.parametrize(
+    ("match", "reply"),
+    [
+        ({"json_path": "$.a", "number": 5}, f'{{"a": 1{"0" * 400}}}'),
+        ({"json_path": "$.a", "number": 5}, '"a text with a {"'),
+    ],
+)
+def test_json_that_is_no_number_scores_0(folder, match, reply):
+    assert graded({"reply": match}, folder, reply).score == 0
+
+
 def test_deep_and_long_calls_score_0(folder):
     deep = {"x": 1}
     for _ in range(400):

@@ -248,5 +248,5 @@ def _select(path: str, value: Any) -> list[Any]:
 
     try:
         return list(jsonpath.findall(path, value))
-    except (jsonpath.JSONPathError, RecursionError):
+    except (jsonpath.JSONPathError, RecursionError, ValueError):  # it parses a text with braces as JSON
         return []

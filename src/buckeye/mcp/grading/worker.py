@@ -59,7 +59,7 @@ def main() -> None:
             else:
                 verdict = judge_request(request)
                 reply = {"score": verdict.score, "explanation": verdict.explanation}
-        except (MemoryError, RecursionError) as error:
+        except (MemoryError, RecursionError, OverflowError) as error:
             reply = {"score": 0.0, "explanation": f"too large to judge ({type(error).__name__})"}
         except Exception as error:  # a bug in Buckeye or a library
             reply = {"failed": f"{type(error).__name__}: {error}"[:500]}
