@@ -14,6 +14,7 @@ from tests.evaluation.test_eval_mcp import RAW
 
 from buckeye.evaluation.env_play.human_policy import read_arguments
 from buckeye.evaluation.env_play.random_policy import conversation_words, random_value
+from buckeye.mcp.actions.schema_text import make_example
 from buckeye.trainer.data.chat_data import ChatFile, ChatFormat
 from buckeye.trainer.model.tiny import TinySize, make_tiny_model
 
@@ -267,6 +268,21 @@ def test_chance_gives_values_that_fit(schema, seed):
     jsonschema = pytest.importorskip("jsonschema")
     value = random_value(schema, schema, random.Random(seed), ["plum", "7"])
     jsonschema.validate(value, schema)
+
+
+@pytest.mark.parametrize("value", [True, [{}], "text"])
+def test_a_reference_to_something_else_than_an_object_has_an_example(value):
+    schema = {"type": "object", "required": ["a"], "properties": {"a": {"$ref": "#/$defs/any"}}}
+    schema["$defs"] = {"any": value}
+    assert make_example(schema, schema).keys() == {"a"}
+    assert random_value(schema, schema, random.Random(0), ["plum"]).keys() == {"a"}
+
+
+def test_an_object_of_an_old_draft_has_an_example():
+    """In draft 3, `required` is a property of each parameter."""
+    schema = {"type": "object", "required": True, "properties": {"a": {"type": "string", "required": True}}}
+    assert make_example(schema, schema) == {}
+    assert random_value(schema, schema, random.Random(0), ["plum"]) in ({}, {"a": "plum"})
 
 
 @pytest.mark.parametrize("kind", ["integer", "number"])

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from buckeye.envs.base import Message, Reply, Tool
-from buckeye.mcp.actions.schema_text import resolve_reference
+from buckeye.mcp.actions.schema_text import required_names, resolve_reference
 from buckeye.mcp.actions.tool_list import make_call_reply
 from buckeye.monitor.conversation import content_text
 
@@ -83,7 +83,7 @@ def random_value(schema: Any, root: Schema, rng: random.Random, words: Sequence[
     if depth > _MAX_DEPTH:
         return None
     if kind == "object":
-        needed, members = schema.get("required") or (), schema.get("properties") or {}
+        needed, members = required_names(schema), schema.get("properties") or {}
         chosen = [name for name in members if name in needed or rng.random() < _OPTIONAL_PROBABILITY]
         return {name: random_value(members[name], root, rng, words, depth + 1) for name in chosen}
     if kind == "array":

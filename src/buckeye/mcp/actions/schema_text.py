@@ -143,8 +143,7 @@ def _schemas_by_position(array: Schema) -> list[Any]:
 
 def _object_type_text(schema: Schema, root: Schema, depth: int) -> str:
     """Return the fields of an object with their types. A question mark marks an optional field."""
-    listed = schema.get("required")
-    needed = listed if isinstance(listed, list) else []
+    needed = required_names(schema)
     inside = [
         f"{format_literal(str(name))}{'' if name in needed else '?'}: {_type_text(part, root, depth + 1)}"
         f"{describe_default(resolve_reference(part, root))}"
@@ -185,8 +184,16 @@ def resolve_reference(schema: Any, root: Schema) -> Schema:
         for part in reference[2:].split("/"):
             key = part.replace("~1", "/").replace("~0", "~")
             target = target.get(key) if isinstance(target, Mapping) else {}
+        if not isinstance(target, Mapping):
+            return {}
         schema = {**target, **{key: schema[key] for key in schema if key != "$ref"}} if target else {}
     return {}
+
+
+def required_names(schema: Schema) -> Sequence[Any]:
+    """Return the names of the required fields of an object."""
+    names = schema.get("required")
+    return names if isinstance(names, list | tuple) else ()  # in draft 3, it is true or false
 
 
 def _example(schema: Any, root: Schema, depth: int) -> Any:
@@ -230,7 +237,7 @@ def _example_of_type(kind: Any, schema: Schema, root: Schema, depth: int) -> Any
         return _example_list(schema, root, depth)
     if kind == "object":
         known = schema.get("properties") or {}
-        return {name: _example(known.get(name), root, depth + 1) for name in schema.get("required") or ()}
+        return {name: _example(known.get(name), root, depth + 1) for name in required_names(schema)}
     if (mentioned := _find_example_text(schema)) is not None:
         return mentioned
     if "pattern" in schema:
