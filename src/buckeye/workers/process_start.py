@@ -43,7 +43,8 @@ def worker_variables(named: Iterable[str], policy: str = LOOPBACK) -> dict[str, 
     """
     variables = {name: os.environ[name] for name in _PASSED_VARIABLES if name in os.environ}
     variables |= {name: value for name in named if (value := key(name))}
-    no_proxy = ",".join(filter(None, ("127.0.0.1,localhost", policy, os.environ.get("NO_PROXY"))))
+    given = os.environ.get("no_proxy") or os.environ.get("NO_PROXY")
+    no_proxy = ",".join(filter(None, ("127.0.0.1,localhost", policy, given)))
     return clean_environment(variables | {"NO_PROXY": no_proxy, "no_proxy": no_proxy})
 
 

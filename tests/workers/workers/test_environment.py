@@ -96,6 +96,7 @@ def test_worker_sees_only_the_named_variables(opened, monkeypatch, tmp_path):
     monkeypatch.setenv("WANDB_API_KEY", "sesame-sesame")
     monkeypatch.setenv("JUDGE_KEY", "open")
     monkeypatch.setenv("PYTHONPATH", "/nowhere")
+    monkeypatch.setenv("no_proxy", "judge.here")
     monkeypatch.setenv("BUCKEYE_HOME", str(tmp_path))
     (tmp_path / ".env").write_text("SEARCH_KEY=from a file\n")
     environment = opened(variables=("JUDGE_KEY", "SEARCH_KEY", "NOT_SET"))
@@ -104,7 +105,7 @@ def test_worker_sees_only_the_named_variables(opened, monkeypatch, tmp_path):
     assert (seen["JUDGE_KEY"], seen["SEARCH_KEY"]) == ("open", "from a file")
     assert seen["PATH"] == os.environ["PATH"]
     assert not {"WANDB_API_KEY", "PYTHONPATH", "NOT_SET"} & set(seen)
-    assert "127.0.0.1" in seen["NO_PROXY"]
+    assert {"127.0.0.1", "judge.here"} <= set(seen["NO_PROXY"].split(","))
 
 
 def test_cancelled_rollout_ends_in_the_worker_which_survives(environment):
