@@ -92,6 +92,14 @@ def test_incompatible_or_unknown_version_is_refused(site, asked, refusal):
         load_environment(f"owner/toy-env@{asked}")
 
 
+def test_module_with_another_text_as_its_version_has_no_known_version(tmp_path, monkeypatch):
+    (tmp_path / "unversioned_toy.py").write_text("__version__ = 'unknown'\nload_environment = dict\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UsageError) as caught:
+        load_environment("unversioned-toy@1.0")
+    assert caught.value.code == "BK-PACKAGE-VERSION"
+
+
 @pytest.mark.parametrize(
     "env_id", ["", "a/b/c", "owner/", "@1.0", "na me", "toy@", "own er/toy", "toy@1@2", "-x"]
 )

@@ -235,7 +235,10 @@ def _check_version(wanted: EnvironmentId, installed: str | None) -> None:
             code="BK-ENV-UNKNOWN",
             hint=f"write {wanted.name}@1.2.3 or {wanted.name}@latest",
         ) from None
-    current = Version(installed) if installed else None
+    try:
+        current = Version(str(installed))
+    except InvalidVersion:  # unknown, or a text such as "unknown"
+        current = None
     if current == requested:
         return
     if current and current > requested and current.release[:2] == requested.release[:2]:
