@@ -1,5 +1,6 @@
 """Images behind the gateway, run by chroot and by container programs (replaced by scripts)."""
 
+import asyncio
 import json
 import os
 import subprocess
@@ -11,6 +12,7 @@ from tests.mcp.gateway.client import SERVER, Client, gateway
 from tests.mcp.images.oci import fake_registry, shell_image
 from tests.places import ROOT
 
+from buckeye.mcp.sandbox import process_runtimes
 from buckeye.mcp.sandbox.confine_command import (
     SandboxSupport,
     build_confine_env,
@@ -18,6 +20,7 @@ from buckeye.mcp.sandbox.confine_command import (
     sandbox_support,
 )
 from buckeye.mcp.sandbox.container_runtimes import image_runtime
+from buckeye.mcp.sandbox.process_runtimes import FolderRuntime
 from buckeye.mcp.sandbox.runtime import RuntimeUnavailableError, SandboxLimits
 
 pytestmark = pytest.mark.e2e
@@ -319,6 +322,19 @@ def build_wheel(folder, config_settings=None, metadata_directory=None):
         wheel.writestr(f"{info}/RECORD", "")
     return name
 """
+
+
+def test_project_may_have_file_names_that_are_not_utf_8(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(
+        process_runtimes, "_install", lambda folder, target: (target / "project").mkdir(parents=True)
+    )
+    project = tmp_path / os.fsdecode(b"spiel-\xfc")
+    project.mkdir()
+    (project / "pyproject.toml").write_text(PROJECT)
+    (project / os.fsdecode(b"gr\xfc\xdfe.txt")).touch()
+    asyncio.run(FolderRuntime(project, SandboxLimits()).prepare(""))
+    assert len(list((tmp_path / "cache").rglob("project"))) == 1
 
 
 @pytest.mark.slow

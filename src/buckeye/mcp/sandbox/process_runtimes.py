@@ -187,9 +187,11 @@ def _install_once(folder: Path) -> Path:
     If a file of the project has changed, except a hidden file, install a new environment and keep the old
     one. Raises PrepareError with the installer's last output.
     """
-    digest = hashlib.sha256(f"{sys.version}\0{folder}".encode())
+    digest = hashlib.sha256(os.fsencode(f"{sys.version}\0{folder}"))
     for path in _source_files(folder):
-        digest.update(f"\0{path.relative_to(folder)}\0".encode() + hashlib.sha256(path.read_bytes()).digest())
+        digest.update(
+            os.fsencode(f"\0{path.relative_to(folder)}\0") + hashlib.sha256(path.read_bytes()).digest()
+        )
     environments = cache_folder() / "environments"
     target = environments / f"{folder.name}-{digest.hexdigest()[:16]}"
     environments.mkdir(parents=True, exist_ok=True)
