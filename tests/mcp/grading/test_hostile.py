@@ -143,6 +143,12 @@ def test_command_grader_checks_output_and_exit_code(folder):
     assert caught.value.message.count("cannot run") == 1
 
 
+@pytest.mark.parametrize("script", ["./solution", "exit 125"])
+def test_command_that_runs_a_missing_program_scores_0(folder, script):
+    """A shell ends with 127 if the program, which the model has to write, is missing."""
+    assert graded({"state": {"command": ["sh", "-c", script]}}, folder).score == 0
+
+
 def test_unconfined_command_ends_with_its_children(folder, monkeypatch):
     monkeypatch.setattr(grader_processes, "confine_argv", lambda argv, **_: argv)
     monkeypatch.setattr(grader_processes, "build_confine_env", lambda variables: variables)

@@ -145,8 +145,9 @@ async def run_command(argv: Sequence[str], folder: Path, seconds: float) -> Comm
     """
     with tempfile.TemporaryDirectory(prefix="buckeye-grade-") as home:
         result = await _run(argv, folder, Path(home), b"", seconds)
-    if result.code in (125, 127):
-        raise GraderError(result.output.strip()[-300:] or f"cannot run {argv[0]}")
+    last = result.output.strip().rpartition("\n")[2]
+    if result.code in (125, 127) and last.startswith(("confine: ", "cannot run ")):  # not from the program
+        raise GraderError(last[-300:])
     return result
 
 
