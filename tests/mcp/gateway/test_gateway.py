@@ -12,6 +12,7 @@ import httpx
 import pytest
 from tests.mcp.gateway.client import INITIALIZE, Client, events, gateway, request, said, scripted
 
+from buckeye.mcp.gateway.app import create_app
 from buckeye.mcp.gateway.gateway import Gateway
 from buckeye.mcp.gateway.json_rpc import parse_message
 from buckeye.mcp.gateway.settings import GatewayError, GatewaySettings, LaunchRequest
@@ -282,6 +283,28 @@ def test_session_that_starts_while_gateway_stops_is_ended(tmp_path):
 
     asyncio.run(stop_meanwhile())
     assert list(tmp_path.iterdir()) == []
+
+
+def test_client_that_disconnects_before_its_stream_starts_leaves_the_session(tmp_path):
+    async def disconnect():
+        runtime = CommandRuntime(["sleep", "600"], SandboxLimits())
+        made = Gateway(GatewaySettings(), runtime, tmp_path)
+        session = await made.open(LaunchRequest("", ()))
+        headers = [(b"mcp-session-id", session.id.encode()), (b"host", b"127.0.0.1")]
+        scope = {"type": "http", "method": "GET", "path": "/mcp", "headers": headers, "query_string": b""}
+
+        async def receive():
+            return {"type": "http.disconnect"}
+
+        async def send(_):
+            await asyncio.sleep(0)
+
+        await create_app(made)(scope, receive, send)
+        in_use, left = session.in_use, session.disconnected_at
+        await made.close()
+        return in_use, left is not None
+
+    assert asyncio.run(disconnect()) == (False, True)
 
 
 @pytest.mark.parametrize("is_full", [True, False])

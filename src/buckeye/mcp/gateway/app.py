@@ -10,12 +10,13 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from buckeye.base.request_gate import AccessRules, Denial, RequestGate
 from buckeye.mcp.gateway.channel import Channel
@@ -120,8 +121,7 @@ class _Endpoint:
         if channel.finished and message is not None:
             return _json(message, status=502 if channel.broken else 200, headers=headers)
         first = _event(message) if message is not None else _PING
-        events = _events(channel, first, lambda: session.abandon(request_id))
-        return StreamingResponse(events, media_type="text/event-stream", headers={**_SSE_HEADERS, **headers})
+        return _EventStream(channel, first, lambda: session.abandon(request_id), headers)
 
     async def _session(
         self, request: Request, frame: JsonRpcMessage
@@ -167,8 +167,7 @@ class _Endpoint:
 
     def _stream(self, request: Request) -> Response:
         session = self._find(request, "a stream needs a session")
-        events = _events(session.listen(), b": open\r\n\r\n", session.stop_listening)
-        return StreamingResponse(events, media_type="text/event-stream", headers=_SSE_HEADERS)
+        return _EventStream(session.listen(), b": open\r\n\r\n", session.stop_listening, {})
 
     def _delete(self, request: Request) -> Response:
         self._find(request, "name the session to end").end("closed by the client")
@@ -181,18 +180,34 @@ class _Endpoint:
         return self._gateway.find(session_id)
 
 
-async def _events(channel: Channel, first: bytes, end: Callable[[], None]) -> AsyncIterator[bytes]:
-    """Yield the event `first`, then the messages of a channel and pings. Call `end` at the end."""
-    try:
-        yield first
-        while not channel.finished:
-            message = await channel.get(_PING_SECONDS)
-            if message is not None:
-                yield _event(message)
-            elif not channel.closed:
-                yield _PING
-    finally:
-        end()
+class _EventStream(StreamingResponse):
+    """Stream of the event `first`, then the messages of a channel and pings.
+
+    Calls `end` at the end, also if the client has disconnected before the first event.
+    """
+
+    def __init__(
+        self, channel: Channel, first: bytes, end: Callable[[], None], headers: Mapping[str, str]
+    ) -> None:
+        events = _events(channel, first)
+        super().__init__(events, media_type="text/event-stream", headers={**_SSE_HEADERS, **headers})
+        self._end = end
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._end()
+
+
+async def _events(channel: Channel, first: bytes) -> AsyncIterator[bytes]:
+    yield first
+    while not channel.finished:
+        message = await channel.get(_PING_SECONDS)
+        if message is not None:
+            yield _event(message)
+        elif not channel.closed:
+            yield _PING
 
 
 def _event(message: bytes) -> bytes:
