@@ -9,6 +9,8 @@ import pytest
 
 from buckeye.dataset.environment import NAME as DATASET
 from buckeye.envs.base import Task
+from buckeye.errors import UsageError
+from buckeye.evaluation.certify.certificate import read_certificate
 from buckeye.evaluation.certify.identity import changes, identify
 from tests.command import run_here
 from tests.places import ROOT
@@ -51,6 +53,14 @@ def test_another_file_is_not_overwritten(tmp_path):
     done = run_here("env", "check", "dakota1890", *words, cwd=tmp_path)
     assert (done.returncode, "BK-FILE-EXISTS" in done.stderr) == (2, True)
     assert (tmp_path / "mine.md").read_text() == "notes"
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff", b"[]"])
+def test_a_file_that_is_no_certificate_is_refused(tmp_path, content):
+    (tmp_path / "certificate.json").write_bytes(content)
+    with pytest.raises(UsageError) as refused:
+        read_certificate(tmp_path / "certificate.json")
+    assert refused.value.code == "BK-FILE-FORMAT"
 
 
 def test_files_with_one_name_in_two_folders_are_all_verified(tmp_path, monkeypatch):

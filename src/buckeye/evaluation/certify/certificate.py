@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import shlex
@@ -101,7 +102,9 @@ def check_output(path: Path) -> None:
 
 def read_certificate(path: Path) -> dict[str, Any]:
     """Return the certificate in a file. Raise `UsageError` for another file or a wrong signature."""
-    value = read_json(path)
+    value = None
+    with contextlib.suppress(ValueError):
+        value = read_json(path)
     if not isinstance(value, dict) or value.get("format") != FORMAT:
         raise UsageError(f"{path} is not a certificate of this version", code="BK-FILE-FORMAT")
     signature = Path(f"{path}.sig")
