@@ -149,6 +149,13 @@ def test_the_command_writes_probes_that_the_check_runs(tmp_path):
     assert status["probes"] == "pass"
 
 
+def test_the_report_is_printed_if_its_probes_cannot_be_written(tmp_path):
+    words = [PLANTED, "--budget", "2s", "--max-gradings", "100", "--json", "--out", str(tmp_path)]
+    done = run_here("env", "attack", *words, cwd=".")
+    assert done.returncode == 1
+    assert json.loads(done.stdout)["environment"] == "planted"
+
+
 def test_no_exploit_ends_with_0_and_a_wrong_time_with_2():
     done = run_here("env", "attack", PLANTED, "--budget", "3s", "--max-gradings", "3000", cwd=".")
     assert (done.returncode, done.stderr) == (0, "")

@@ -67,8 +67,8 @@ def env_attack(
         )
         environment = open_environment(config.id, config.args, with_variables(config.variables))
         report = asyncio.run(attack_environment(environment, options))
+    typer.echo(json.dumps(report.to_json(), ensure_ascii=False) if as_json else report.text())
     if out is not None:
         write_file(out, json.dumps({"probes": report.probes()}, indent=1))
-    typer.echo(json.dumps(report.to_json(), ensure_ascii=False) if as_json else report.text())
     if report.interrupted or report.exploits:
         raise typer.Exit(130 if report.interrupted else 1)
