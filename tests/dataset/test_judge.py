@@ -75,6 +75,14 @@ def test_grades_are_kept_in_a_file(judged, tmp_path):
     assert len(requests) == 2
 
 
+def test_a_server_may_report_tokens_as_null(judged):
+    choice = {"message": {"role": "assistant", "content": "8"}}
+    usage = {"prompt_tokens": 7, "completion_tokens": None}
+    with chat_server(lambda *_: (200, json.dumps({"choices": [choice], "usage": usage}))) as (url, _):
+        (outcome,) = outcomes(judged(url), "red")
+    assert (outcome.reward, outcome.components["judge_tokens"]) == (0.8, 7)
+
+
 def test_a_grade_that_the_disk_cannot_keep_counts(judged, tmp_path, caplog):
     (tmp_path / "file").touch()
     with chat_server(right_or_wrong) as (url, _):

@@ -150,7 +150,7 @@ class JudgeReward:
         if limit is not None and not usage:
             raise OutcomeError("the judge's server reports no tokens, which `max_cost` needs")
         text = str(answer["choices"][0]["message"].get("content") or "")
-        return text, self._count(usage.get("prompt_tokens", 0), usage.get("completion_tokens", 0))
+        return text, self._count(usage.get("prompt_tokens") or 0, usage.get("completion_tokens") or 0)
 
     async def _wait_for_start(self) -> None:
         if self.config.rate_limit is not None:
