@@ -54,6 +54,13 @@ def test_json_is_compared_with_a_schema(write):
     assert outcomes[1].explanations["json"]
 
 
+def test_numbers_that_json_lacks_are_not_json(write):
+    write("schema.json", json.dumps({"multipleOf": 0.5}))
+    for spec in ("json", "json:schema.json"):
+        outcomes = grade(environment_of(spec, {}), "1.5", "NaN", "-Infinity")
+        assert [outcome.reward for outcome in outcomes] == [1.0, 0.0, 0.0]
+
+
 def test_the_column_of_answers_may_be_named():
     row = {"answer": "1", "second": "2"}
     assert [o.reward for o in grade(environment_of("exact:second", row), "1", "2")] == [0.0, 1.0]
