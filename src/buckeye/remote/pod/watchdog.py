@@ -19,6 +19,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,8 @@ def watch(folder: Path) -> None:
         if settings["machine"] is None and (folder / "rc").exists():
             return
         time.sleep(_POLL_SECONDS)
-    write_file(folder / "dead_man", reason)
+    with suppress(OSError):  # a full disk must not keep the machine alive
+        write_file(folder / "dead_man", reason)
     _say(f"{reason}: sending SIGTERM to the job")
     _end_job(folder, float(settings["grace"]))
     if settings["machine"] is not None:
@@ -102,7 +104,8 @@ def _end_machine(machine: dict[str, Any]) -> None:
 
 
 def _say(text: str) -> None:
-    print(time.strftime("%Y-%m-%d %H:%M:%S"), text, flush=True)
+    with suppress(OSError):  # the disk of the log may be full
+        print(time.strftime("%Y-%m-%d %H:%M:%S"), text, flush=True)
 
 
 if __name__ == "__main__":
