@@ -438,8 +438,9 @@ def test_a_checkpoint_that_is_deleted_before_it_is_uploaded_is_no_failure(
     assert [info.step for info in CheckpointStore(url).list_checkpoints()] == [2]
 
 
+@pytest.mark.parametrize("method", ["put_file", "find"])
 @pytest.mark.parametrize("patience", [0.3, 100])
-def test_the_end_of_a_run_does_not_wait_for_ever(tmp_path, url, quick, monkeypatch, caplog, patience):
+def test_the_end_of_a_run_does_not_wait_for_ever(tmp_path, url, quick, monkeypatch, caplog, patience, method):
     """It waits at most for `exit_timeout`, and not at all if the store refuses."""
     run, store = made(tmp_path / "run"), CheckpointStore(url)
     error = TimeoutError("no answer") if patience < 1 else PermissionError("Access Denied")
@@ -447,7 +448,7 @@ def test_the_end_of_a_run_does_not_wait_for_ever(tmp_path, url, quick, monkeypat
     def fails(*_, **__):
         raise error
 
-    monkeypatch.setattr(type(MEMORY), "put_file", fails)
+    monkeypatch.setattr(type(MEMORY), method, fails)
     with CheckpointUploader(run, store, keep=2, exit_timeout=patience) as going:
         save(run, 2)
     assert going.pending_steps == [2]

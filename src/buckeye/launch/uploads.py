@@ -132,8 +132,11 @@ class CheckpointUploader:
         Returns True if more checkpoints may be missing.
         """
         local = checkpoints_oldest_first(self._root)
-        if self._stored is not None and _keys(local) <= self._stored:
+        known = self._stored or set()
+        if self._stored is not None and _keys(local) <= known:
             return False
+        missing = [info.step for info in self._pending(local, []) if (info.attempt, info.step) not in known]
+        self._set_state(waiting=missing)  # also if the store cannot be reached
         stored = self._store.list_checkpoints()
         if self._stored is None and stored:
             with suppress(CheckpointError):  # a resume from that checkpoint reports the damage
