@@ -4,7 +4,8 @@ import errno
 import json
 import logging
 import os
-from contextlib import suppress
+import sys
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,6 +21,7 @@ from buckeye.run_files.directory import (
     claim_directory,
     clean,
     files_of_a_run,
+    is_in_use,
     lock_directory,
     move_unstarted_run,
 )
@@ -246,6 +248,43 @@ def test_lock_file_stays_after_a_start(tmp_path):
     with lock_directory(tmp_path / "run"):
         pass
     assert sorted(path.name for path in tmp_path.rglob("*")) == [".lock", "run", "run.json"]
+
+
+@pytest.fixture
+def before(monkeypatch):
+    """Function that makes the next call of a function of Python run another function first."""
+
+    def patch(name, first):
+        module, _, member = name.partition(".")
+        function = getattr(sys.modules[module], member)
+
+        def called(*args):
+            monkeypatch.setattr(name, function)
+            first()
+            return function(*args)
+
+        monkeypatch.setattr(name, called)
+
+    return patch
+
+
+def test_refused_start_keeps_the_lock_of_a_concurrent_start(tmp_path, before):
+    run = tmp_path / "run"
+    with ExitStack() as other:
+        before("os.open", lambda: other.enter_context(lock_directory(run)))
+        with pytest.raises(UsageError) as refused, lock_directory(run):
+            pass
+        assert refused.value.code == "BK-RUN-ACTIVE"
+        assert is_in_use(run)
+
+
+def test_start_after_a_concurrent_refused_start_has_the_lock(tmp_path, before):
+    run = tmp_path / "run"
+    with ExitStack() as other:
+        other.enter_context(lock_directory(run))
+        before("fcntl.flock", other.close)
+        with lock_directory(run):
+            assert is_in_use(run)
 
 
 def test_lock_on_file_system_without_locks_is_a_warning(tmp_path, monkeypatch, caplog, wording):

@@ -300,23 +300,8 @@ def lock_directory(output_dir: Path) -> Iterator[None]:
     created = [folder for folder in (output_dir, *output_dir.parents) if not folder.exists()]
     output_dir.mkdir(parents=True, exist_ok=True)
     before = set(os.listdir(output_dir))
-    handle = os.open(output_dir / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    handle = _open_locked(output_dir)
     try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.pread(handle, 32, 0).decode(errors="replace").strip()
-            raise UsageError(
-                f"{output_dir} is in use by a running process ({holder or 'unknown'})",
-                code="BK-RUN-ACTIVE",
-                hint="stop that run first, or choose another `--output-dir`",
-            ) from None
-        except OSError as error:
-            log.warning(
-                "The file system of %s has no locks (%s): make sure that no other run writes there",
-                output_dir,
-                error.strerror,
-            )
         with suppress(OSError):  # a full disk must not prevent a cleanup
             os.ftruncate(handle, 0)
             os.pwrite(handle, str(os.getpid()).encode(), 0)
@@ -328,6 +313,34 @@ def lock_directory(output_dir: Path) -> Iterator[None]:
                 for folder in created:
                     folder.rmdir()
         os.close(handle)
+
+
+def _open_locked(output_dir: Path) -> int:
+    """Open and lock the lock file. Raise `UsageError` if another process holds the lock."""
+    path = output_dir / ".lock"
+    while True:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(handle, 32, 0).decode(errors="replace").strip()
+            os.close(handle)
+            raise UsageError(
+                f"{output_dir} is in use by a running process ({holder or 'unknown'})",
+                code="BK-RUN-ACTIVE",
+                hint="stop that run first, or choose another `--output-dir`",
+            ) from None
+        except OSError as error:
+            log.warning(
+                "The file system of %s has no locks (%s): make sure that no other run writes there",
+                output_dir,
+                error.strerror,
+            )
+        with suppress(FileNotFoundError):  # a refused start has deleted the file
+            if os.stat(path).st_ino == os.fstat(handle).st_ino:
+                return handle
+        os.close(handle)
+        output_dir.mkdir(parents=True, exist_ok=True)
 
 
 class StopRequests:
