@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -181,6 +182,36 @@ def test_missing_vllm_is_refused_with_the_install_command(monkeypatch, tmp_path,
         require_vllm()
     with pytest.raises(UsageError, match="has no vLLM"):
         find_vllm(Path(sys.executable))
+
+
+@pytest.fixture
+def modules_of_user(tmp_path, monkeypatch):
+    """Working directory with files that Python would import in place of its modules."""
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "random.py").write_text("raise SystemExit(3)")
+    (folder / "json.py").write_text("raise SystemExit(3)")
+    monkeypatch.chdir(folder)
+
+
+def test_vllm_is_found_next_to_files_named_like_modules_of_python(tmp_path, modules_of_user):
+    installed = tmp_path / "installed"
+    (installed / "vllm").mkdir(parents=True)
+    (installed / "vllm/__init__.py").touch()
+    (installed / "vllm-0.32.1.dist-info").mkdir()
+    metadata = "Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.1\n"
+    (installed / "vllm-0.32.1.dist-info/METADATA").write_text(metadata)
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={installed} exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    assert find_vllm(python).version == Version("0.32.1")
+
+
+def test_server_of_vllm_does_not_import_files_of_the_working_directory(modules_of_user):
+    environment = vllm_environment(InferenceConfig(), RULES, python=PYTHON, cpu=True, threads=1)
+    assert (
+        subprocess.run([sys.executable, "-c", "import random"], env=environment, check=False).returncode == 0
+    )
 
 
 def gate(headers, path):

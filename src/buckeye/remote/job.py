@@ -79,7 +79,7 @@ async def start(link: SshConnection, job: RemoteJob, secrets: Mapping[str, str])
     keys arrive incomplete, the program deletes them, and RemoteError is raised.
     """
     keys = json.dumps(secrets).encode()
-    wrapper = shlex.join([job.python, "-m", "buckeye.remote.pod.wrapper", job.folder])
+    wrapper = shlex.join([job.python, "-P", "-m", "buckeye.remote.pod.wrapper", job.folder])
     shown = shlex.join(["tail", "-n", "+1", "-F", f"{job.folder}/log"])
     terminal = (
         f'{wrapper} & wrapper=$!; touch "{job.folder}/log"; '
@@ -161,5 +161,5 @@ class AgentClient:
 @asynccontextmanager
 async def open_agent(link: SshConnection, job: RemoteJob) -> AsyncIterator[AgentClient]:
     """Start an agent for requests about a job, and yield its client."""
-    async with link.program([job.python, "-m", "buckeye.remote.pod.agent", job.folder]) as process:
+    async with link.program([job.python, "-P", "-m", "buckeye.remote.pod.agent", job.folder]) as process:
         yield AgentClient(link, process)

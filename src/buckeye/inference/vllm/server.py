@@ -23,7 +23,7 @@ from buckeye.config.inference import InferenceConfig
 from buckeye.errors import InferenceError, UsageError
 from buckeye.inference.access import client_line, local_url, short_model_name
 from buckeye.inference.engine.architecture import read_model_config
-from buckeye.inference.vllm.interpreter import VllmInstallation
+from buckeye.inference.vllm.interpreter import SAFE_PATH, VllmInstallation
 from buckeye.monitor.log import SUCCESS
 
 log = logging.getLogger(__name__)
@@ -248,6 +248,7 @@ def vllm_environment(
     plugins = [str(PLUGIN), environment.get("PYTHONPATH", "")]
     environment |= {
         "PYTHONPATH": os.pathsep.join(path for path in plugins if path),
+        **SAFE_PATH,
         "VLLM_SERVER_DEV_MODE": "1",  # enables the routes for pauses and weights, which the gate protects
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_LOGGING_LEVEL": environment.get("VLLM_LOGGING_LEVEL", "WARNING"),

@@ -11,7 +11,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +19,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from buckeye.base.process import run_program
+from buckeye.base.process import PYTHON, run_program
 from buckeye.config.rl import RLConfig
 from buckeye.errors import RunError, UsageError
 from buckeye.launch.engines.node import apply_event, frames
@@ -120,7 +119,7 @@ class SrunHost(Host):
             *("srun", "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={name}", "--mem=0"),
             *("--gpu-bind=none", "--unbuffered", "--quiet"),  # each process gets its own list of GPUs
             *flags,
-            sys.executable,
+            *PYTHON,
             *_PROGRAM,
         ]
         self._reconnecting: threading.Thread | None = None

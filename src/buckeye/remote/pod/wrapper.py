@@ -69,7 +69,7 @@ def _start_watchdog(folder: Path, secrets: dict[str, str]) -> None:
     key = {name: secrets[name] for name in ("BUCKEYE_POD_KEY",) if name in secrets}
     with (folder / "dead_man.log").open("ab") as log:
         subprocess.Popen(  # noqa: S603  a list of args, without a shell
-            [sys.executable, "-m", "buckeye.remote.pod.watchdog", str(folder)],
+            [sys.executable, "-P", "-m", "buckeye.remote.pod.watchdog", str(folder)],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

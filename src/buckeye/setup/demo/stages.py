@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 
-from buckeye.base.process import EXIT_INTERRUPTED
+from buckeye.base.process import EXIT_INTERRUPTED, PYTHON
 from buckeye.base.storage import read_json
 from buckeye.envs.registry import find_bundled_project
 from buckeye.errors import RunError
@@ -194,4 +194,4 @@ def _argv(program: str, args: Sequence[str]) -> list[str]:
     if os.access(script, os.X_OK):
         return [str(script), *args]
     module = [] if program == "buckeye" else [program]
-    return [sys.executable, "-m", "buckeye", *module, *args]
+    return [*PYTHON, "-m", "buckeye", *module, *args]
