@@ -4,10 +4,12 @@ import asyncio
 import json
 import os
 import subprocess
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
+from buckeye.base.disk import size_of
 from buckeye.base.process import RunIdentity
 from buckeye.errors import RemoteError
 from buckeye.remote import download
@@ -209,3 +211,20 @@ def test_only_the_last_weights_come_and_at_the_end(run):
     run.update(final=True)
     assert [path.name for path in (run.here / "weights").iterdir()] == ["step_10"]
     assert Path(run.here / "weights/step_10/model.safetensors").read_bytes() == b"w"
+
+
+@pytest.mark.parametrize("final", [False, True])
+def test_newest_checkpoint_comes_though_the_disk_has_no_room_for_all(run, monkeypatch, final):
+    for step in range(1, 6):
+        run.checkpoint(step)
+        (run.there / f"weights/step_{step}").mkdir(parents=True)
+        (run.there / f"weights/step_{step}/model.safetensors").write_bytes(bytes(2000))
+    (run.there / "metrics.jsonl").write_text("{}\n")
+    room = size_of(run.there / "checkpoints/step_5") * 3 // 2 + download._RESERVE
+    monkeypatch.setattr(download, "free_bytes", lambda path: room - size_of(path))
+    with pytest.raises(RemoteError) if final else nullcontext() as refused:
+        run.update(final=final)
+    assert [info.step for info in list_checkpoints(run.here / "checkpoints")] == [5]
+    assert (run.here / "metrics.jsonl").exists()
+    if final:
+        assert refused.value.code == "BK-DISK-FULL"

@@ -97,34 +97,38 @@ class Mirror:
     ) -> None:
         """Download the newest complete checkpoint, and new content of records and logs.
 
-        If `final`, also download older checkpoints, the newest weights, and large files.
+        If `final`, also download older checkpoints, the newest weights, and large files. Raises RemoteError
+        if the local disk has too little space for the next files.
         """
         files = self._admitted(files)
         plain = [one for one in files if one.path.split("/")[0] not in _STEPS]
+        self._check_space(plain)
         for one in plain:
             try:
                 await self._fetch(one, request, final=final)
             except FileNotFoundError:
                 continue  # the run has deleted the file since it was listed
         for folder in self._wanted_steps(files, final=final):
+            parts = [one for one in files if one.path.startswith(f"{folder}/")]
+            self._check_space(parts)
             try:
-                await self._fetch_step(folder, [f for f in files if f.path.startswith(f"{folder}/")], request)
+                await self._fetch_step(folder, parts, request)
             except FileNotFoundError:
                 continue
         self._prune(files)
 
     def _admitted(self, files: Sequence[RemoteFile]) -> list[RemoteFile]:
-        """Return the files whose names are accepted, and report how many other files exist.
-
-        Raises RemoteError if the local disk has too little space.
-        """
+        """Return the files whose names are accepted, and report how many other files exist."""
         home = [one for one in files if _is_accepted(one)]
         left = len(files) - len(home)
         if left > self._left:
             names = ", ".join(repr(one.path[:80]) for one in files if not _is_accepted(one))
             self.tell(f"{left} files are not downloaded, because of their names: {names[:300]}")
             self._left = left
-        missing = sum(one.size - _size(self.folder / one.path) for one in home)
+        return home
+
+    def _check_space(self, files: Sequence[RemoteFile]) -> None:
+        missing = sum(one.size - _size(self.folder / one.path) for one in files)
         free = free_bytes(self.folder)
         if missing > free - _RESERVE:
             raise RemoteError(
@@ -132,7 +136,6 @@ class Mirror:
                 code="BK-DISK-FULL",
                 hint="free disk space; the download then continues",
             )
-        return home
 
     async def _fetch(self, one: RemoteFile, request: AgentRequest, *, final: bool) -> None:
         target = self.folder / one.path
