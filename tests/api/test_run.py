@@ -6,6 +6,7 @@ from importlib.util import find_spec
 import pytest
 
 import buckeye
+from buckeye.api import process
 from buckeye.errors import UsageError
 
 
@@ -77,6 +78,17 @@ def test_run_that_has_just_started_has_a_state(tmp_path):
     reason = "no such command: no-such-command"
     assert run.reason == reason
     assert repr(run) == f"TrainingRun({str(tmp_path)!r}, state='failed', reason={reason!r})"
+
+
+@pytest.mark.parametrize("earlier", [None, "failed"])
+def test_stop_ends_a_run_that_has_not_recorded_its_start(run, monkeypatch, earlier):
+    if earlier is not None:
+        write_status(run, state=earlier)
+    monkeypatch.setattr(process, "PYTHON", ("/bin/sh", "-c", "exec sleep 100"))
+    run.start(["rl"], run.path, {})
+    assert run.state == "starting"
+    run.stop()
+    assert run.state == (earlier or "stopped")
 
 
 def test_failed_run_shows_the_error_of_its_process(run):

@@ -64,6 +64,15 @@ class RunProcess:
         """True until the process has ended."""
         return self._process.poll() is None
 
+    @property
+    def pid(self) -> int:
+        """Id of the process."""
+        return self._process.pid
+
+    def stop(self) -> None:
+        """Request a stop of the run, and return at once."""
+        self._process.terminate()
+
     def wait(self) -> None:
         """Wait for the end of the run.
 
@@ -87,7 +96,7 @@ class RunProcess:
     @property
     def error(self) -> BuckeyeError | None:
         """Error that ended the output, or None if the process runs or has not failed."""
-        if self.is_running or self._process.returncode in (0, EXIT_INTERRUPTED):
+        if self.is_running or self._process.returncode in (0, EXIT_INTERRUPTED, -signal.SIGTERM):
             return None
         self._printer.join(_OUTPUT_SECONDS)
         text = "\n".join(self._error_lines)

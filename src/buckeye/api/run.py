@@ -54,9 +54,19 @@ class TrainingRun:
     @property
     def state(self) -> str:
         """State of the run, such as `running`, `stopped`, `finished` or `failed`."""
+        if self._is_starting:
+            return "starting"
         if self._process is not None and not (self.path / STATUS_FILE).exists():
-            return "starting" if self._process.is_running else "failed"
+            return "failed" if self._process.error is not None else "stopped"
         return read_record(self.path).actual_state()
+
+    @property
+    def _is_starting(self) -> bool:
+        """True if the process of the run has not recorded its start yet."""
+        if self._process is None or not self._process.is_running:
+            return False
+        recorded = read_record(self.path).launcher if (self.path / STATUS_FILE).exists() else None
+        return recorded is None or recorded.pid != self._process.pid
 
     @property
     def reason(self) -> str | None:
@@ -151,7 +161,10 @@ class TrainingRun:
     @with_python_errors
     def stop(self) -> None:
         """Stop the run: the trainer finishes its step and writes a checkpoint."""
-        stop_run(self.path, now=False, timeout=None, tell=lambda _: None)
+        if self._process is not None and self._is_starting:
+            self._process.stop()
+        else:
+            stop_run(self.path, now=False, timeout=None, tell=lambda _: None)
         self.wait()
 
     @with_python_errors
