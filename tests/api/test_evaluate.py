@@ -1,6 +1,10 @@
 """`buckeye.evaluate` of the weights of a run; a server of the test answers in place of the engine."""
 
+import asyncio
 import json
+import os
+import signal
+import threading
 
 import pytest
 
@@ -84,3 +88,31 @@ def test_missing_model_is_refused_before_a_folder_is_made(tmp_path, monkeypatch)
     with pytest.raises(UsageError):
         evaluate("./missing", output_dir="a/b")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_interrupt_ends_an_evaluation_at_once(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    cancelled = []
+
+    async def sampling():
+        threading.Timer(0.1, os.kill, [os.getpid(), signal.SIGINT]).start()
+        try:
+            await asyncio.sleep(5.0)
+        except asyncio.CancelledError:
+            cancelled.append(True)
+            raise
+
+    monkeypatch.setattr("buckeye.api.train.prepare_eval", lambda request: request)
+    monkeypatch.setattr("buckeye.api.train.run_eval", lambda prepared: asyncio.run(sampling()))
+    with pytest.raises(KeyboardInterrupt):
+        evaluate("org/model")
+    assert cancelled
+
+
+def test_evaluation_works_while_an_event_loop_runs(weights, requests):
+    """A cell of a notebook runs in an event loop."""
+
+    async def cell():
+        return evaluate(weights)
+
+    assert asyncio.run(cell()).figures.scored == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -168,12 +169,22 @@ def evaluate(
     )
     CALLER_ENVIRONMENTS.extend([environment] if environment is not None else [])
     try:
+        if not _has_event_loop():
+            return run_eval(prepare_eval(request))
         # `run_eval` starts an event loop, which fails in a notebook's thread, because one is running there
         with ThreadPoolExecutor(1) as thread:
             return thread.submit(lambda: run_eval(prepare_eval(request))).result()
     finally:
         if environment is not None:
             CALLER_ENVIRONMENTS.remove(environment)
+
+
+def _has_event_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 def _model_name(model: Any) -> str:
