@@ -16,7 +16,14 @@ def folder(tmp_path, monkeypatch):
     for place in (tmp_path, tmp_path / "conf"):
         (place / "data").mkdir(parents=True)
         (place / "both.jsonl").write_text("{}\n")
-    for name in ("conf/prompts.jsonl", "conf/reward.py", "conf/schema.json", "conf/my_env.py", "here.jsonl"):
+    for name in (
+        "conf/prompts.jsonl",
+        "conf/reward.py",
+        "conf/schema.json",
+        "conf/judge.toml",
+        "conf/my_env.py",
+        "here.jsonl",
+    ):
         (tmp_path / name).write_text("")
     (tmp_path / "conf" / "project").mkdir()
     monkeypatch.chdir(tmp_path)
@@ -31,26 +38,34 @@ def environments(folder, env, *words, section="orchestrator", file="run.json"):
 
 
 def test_data_and_rewards_are_searched_next_to_the_file(folder):
+    rewards = ["reward.py:f", "exact", "json:schema.json", "judge:judge.toml", "package.module:f", "other.py"]
     args = {
         "path": "prompts.jsonl",
         "eval_path": "here.jsonl",
-        "reward": ["reward.py:f", "exact", "json:schema.json", "package.module:f", "other.py"],
+        "reward": [*rewards, "~nobody-here/reward.py"],
         "answer_column": "prompts.jsonl",
     }
     ((env_id, found),) = environments(folder, [{"id": "dataset", "args": args}])
     assert env_id == "dataset"
     assert found == args | {
         "path": "conf/prompts.jsonl",
-        "reward": ["conf/reward.py:f", "exact", "json:conf/schema.json", "package.module:f", "other.py"],
+        "reward": [
+            *("conf/reward.py:f", "exact", "json:conf/schema.json", "judge:conf/judge.toml"),
+            *("package.module:f", "other.py", "~nobody-here/reward.py"),
+        ],
     }
 
 
 def test_tilde_is_the_home_directory(folder, monkeypatch):
     monkeypatch.setenv("HOME", "/home/me")
-    (folder / "run.toml").write_text('output_dir = "~/runs/a"\n[model]\nname = "~/models/m"\n')
+    (folder / "run.toml").write_text(
+        'output_dir = "~/runs/a"\n[model]\nname = "~/models/m"\n'
+        '[trainer.loss]\nkl_coef = 0.1\nreference_model = "~/models/r"\n'
+    )
     config = load_config(RLConfig, ["@", "conf/run.toml"])
     assert str(config.trainer.output_dir) == str(config.output_dir) == "/home/me/runs/a"
     assert config.trainer.model.name == config.orchestrator.model.name == "/home/me/models/m"
+    assert config.trainer.loss.reference_model == "/home/me/models/r"
     sft = load_config(SFTConfig, ["--output-dir=~nobody-here/x", "--data.path=~/chats.jsonl"])
     assert [str(sft.output_dir), str(sft.data.path)] == ["~nobody-here/x", "/home/me/chats.jsonl"]
 

@@ -61,7 +61,7 @@ def test_a_dataset_and_the_files_of_its_rewards_are_sent(project, tmp_path):
         .replace("[inference]", "")
         .format(output="outputs/a", model="org/name", env="dataset", path="data/rows.jsonl")
     )
-    rewards = ["grading/reward.py:f", "json:schema.json", "math", "regex:" + "x" * 300]
+    rewards = ["grading/reward.py:f", "json:schema.json", "judge:judge.toml", "math", "regex:" + "x" * 300]
     text = text.replace(" }", f", reward = {json.dumps(rewards)} }}")
     files = {
         "run.toml": text,
@@ -73,6 +73,7 @@ def test_a_dataset_and_the_files_of_its_rewards_are_sent(project, tmp_path):
         "grading/words/plain.py": "",
         "grading/unused.py": "",
         "schema.json": "{}",
+        "judge.toml": "",
     }
     for name, content in files.items():
         Path(name).parent.mkdir(exist_ok=True)

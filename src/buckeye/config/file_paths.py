@@ -5,6 +5,7 @@ In a file, paths of environments, data and rewards are relative to the folder of
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -57,7 +58,7 @@ def _environments(values: Any) -> Iterator[dict[str, Any]]:
 
 
 def _located(text: str, folder: Path) -> str:
-    path = folder / Path(text).expanduser()
+    path = folder / os.path.expanduser(text)
     return str(path) if path.exists() else text
 
 
@@ -66,7 +67,8 @@ def _located_rewards(reward: Any, folder: Path) -> Any:
         return [_located_rewards(part, folder) for part in reward]
     if not isinstance(reward, str):
         return reward
-    if reward.startswith("json:"):
-        return f"json:{_located(reward.removeprefix('json:'), folder)}"
+    kind, _, named = reward.partition(":")
+    if kind in ("json", "judge") and named:
+        return f"{kind}:{_located(named, folder)}"
     file, sign, function = reward.partition(".py")
     return f"{_located(f'{file}.py', folder)}{function}" if sign else reward

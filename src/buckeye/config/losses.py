@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, Tag
 
-from buckeye.config.shared import BaseConfig, Conflicts, UserFunctionConfig, conflict, variant
+from buckeye.config.shared import BaseConfig, Conflicts, ModelName, UserFunctionConfig, conflict, variant
 
 Level = Literal["token", "sequence", "geometric"]
 Normalization = Literal["token", "sequence", "constant"]
@@ -62,7 +62,7 @@ class BaseLossConfig(BaseConfig):
     """Estimator of KL(policy || reference). k3: correct value only on policy, and the gradient of
     KL(reference || policy). k3_weighted: k3 times the importance ratio, with correct value and gradient also
     off policy."""
-    reference_model: str | None = None
+    reference_model: ModelName | None = None
     """Reference model: a directory, or a name on the Hugging Face hub. None: the initial model of the run."""
     entropy_coef: NonNegativeFloat = 0.0
     """Weight of the entropy bonus."""

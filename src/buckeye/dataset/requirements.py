@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from modulefinder import ModuleFinder
 from pathlib import Path
@@ -19,14 +20,14 @@ def is_dataset_environment(env_id: str) -> bool:
 
 
 def named_files(args: Mapping[str, Any]) -> list[str]:
-    """Return the Python files and JSON Schemas that rewards name, with unchanged paths."""
+    """Return the Python files, JSON Schemas and files of judges that rewards name, with unchanged paths."""
     files = []
     for spec in _rewards(args):
         before, sign, _ = spec.partition(".py:")
         if sign or spec.endswith(".py"):
             files.append(f"{before}.py" if sign else spec)
-        elif spec.startswith("json:"):
-            files.append(spec.removeprefix("json:"))
+        elif spec.startswith(("json:", "judge:")):
+            files.append(spec.partition(":")[2])
     return files
 
 
@@ -34,7 +35,7 @@ def imported_files(args: Mapping[str, Any]) -> list[Path]:
     """Return the modules that reward files import from their own folder, also indirectly."""
     found: dict[Path, None] = {}
     for name in named_files(args):
-        file = Path(name).expanduser().absolute()
+        file = Path(os.path.expanduser(name)).absolute()
         if file.suffix != ".py" or not file.is_file():
             continue
         finder = ModuleFinder(path=[str(file.parent)])
@@ -65,7 +66,7 @@ def _rewards(args: Mapping[str, Any]) -> list[str]:
 
 def _needs_hub(source: str) -> bool:
     """Return True for Parquet files, and for a dataset on the Hugging Face hub."""
-    path = Path(source).expanduser()
+    path = Path(os.path.expanduser(source))
     if not path.exists() or path.suffix.lower() == _PARQUET:
         return True
     return path.is_dir() and any(path.rglob(f"*{_PARQUET}"))
