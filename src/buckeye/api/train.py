@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -80,7 +81,7 @@ def train(
         env=env,
     )
     folder = choose_output_directory(
-        None if output_dir is None else Path(output_dir).expanduser(), arguments.name
+        None if output_dir is None else Path(os.path.expanduser(output_dir)), arguments.name
     )
     argv = ["--yes", "--model", _model_name(model), *arguments.flags(), "--output-dir", str(folder)]
     argv += flatten_settings(settings)
@@ -165,7 +166,7 @@ def evaluate(
         sampling=ChatSampling(temperature=temperature, top_p=None, max_tokens=max_tokens, seed=seed),
         seed=seed,
         max_concurrent=max_concurrent,
-        output_dir=_new_folder(arguments.name) if output_dir is None else Path(output_dir).expanduser(),
+        output_dir=Path(os.path.expanduser(output_dir)) if output_dir else _new_folder(arguments.name),
     )
     CALLER_ENVIRONMENTS.extend([environment] if environment is not None else [])
     try:

@@ -55,7 +55,7 @@ class KeyState:
 def home_folder() -> Path:
     """Return the folder of Buckeye in the home directory: BUCKEYE_HOME, or `~/.buckeye`."""
     given = os.environ.get(HOME_VARIABLE)
-    return Path(given).expanduser() if given else Path.home() / ".buckeye"
+    return Path(os.path.expanduser(given)) if given else Path.home() / ".buckeye"
 
 
 def key_files() -> list[Path]:

@@ -6,6 +6,7 @@ import ast
 import importlib
 import importlib.util
 import inspect
+import os
 import sys
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -43,7 +44,7 @@ def find_missing_function(import_path: str) -> str | None:
     The check does not run the code of the function.
     """
     source, _, name = import_path.rpartition(":")
-    path = Path(source).expanduser()
+    path = Path(os.path.expanduser(source))
     if not source.endswith(".py"):
         try:
             spec = importlib.util.find_spec(source)
@@ -69,7 +70,7 @@ def _load_function(import_path: str) -> Callable[..., Any]:
     source, _, name = import_path.rpartition(":")
     try:
         module = (
-            import_file(Path(source).expanduser())
+            import_file(Path(os.path.expanduser(source)))
             if source.endswith(".py")
             else importlib.import_module(source)
         )

@@ -195,7 +195,7 @@ def _read_schema(argument: str) -> Any:
 
     if not argument:
         return {}
-    path = Path(argument).expanduser()
+    path = Path(os.path.expanduser(argument))
     if not path.is_file():
         hint = f"check the path; the working directory is {Path.cwd()}"
         raise UsageError(f"json:{argument}: no file {path}", code="BK-FILE-NOT-FOUND", hint=hint)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import inspect
+import os
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence, Set
 from copy import deepcopy
 from dataclasses import dataclass
@@ -256,7 +257,7 @@ def load_function(spec: str) -> Callable[..., Any]:
     """Return the function that `FILE.py`, `FILE.py:NAME` or `MODULE:NAME` names. Raises UsageError."""
     place, _, name = spec.partition(".py:") if ".py:" in spec else (spec.removesuffix(".py"), "", "")
     if spec.endswith(".py") or ".py:" in spec:
-        path = Path(f"{place}.py").expanduser()
+        path = Path(os.path.expanduser(f"{place}.py"))
         module, where = _import_path(path), str(path)
     else:
         where, _, name = spec.partition(":")

@@ -7,6 +7,7 @@ import contextlib
 import hashlib
 import json
 import logging
+import os
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -58,7 +59,7 @@ class JudgeReward:
         self.config = load_config(JudgeConfig, ["@", file])
         self.cost = 0.0
         self._answer_column = columns.answer
-        self._cache = None if self.config.cache is None else Path(self.config.cache).expanduser()
+        self._cache = None if self.config.cache is None else Path(os.path.expanduser(self.config.cache))
         self._cached = _read_cache(self._cache)
         self._next_start = 0.0
         self._servers: WeakKeyDictionary[asyncio.AbstractEventLoop, ChatServer] = WeakKeyDictionary()

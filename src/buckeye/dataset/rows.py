@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import logging
+import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -91,7 +92,7 @@ def _shorten(value: Any) -> Any:
 
 def split_subset(source: str) -> tuple[str, str]:
     """Return ORG/NAME and FOLDER for a subset ORG/NAME/FOLDER of a hub dataset; else `source` and ""."""
-    parts, local = source.split("/"), Path(source).expanduser()
+    parts, local = source.split("/"), Path(os.path.expanduser(source))
     if not local.exists() and len(parts) == 3 and all(parts) and not has_rows(local):
         return "/".join(parts[:2]), parts[2]
     return source, ""

@@ -167,7 +167,7 @@ def find_local_loader(env_id: str) -> Callable[..., Any] | None:
     """
     if env_id in (AGENT, CALLER) or env_id.partition("/")[0] in LIBRARIES:
         return None
-    path = Path(env_id).expanduser()
+    path = Path(os.path.expanduser(env_id))
     if is_file_id(env_id):
         return _from_path(path)
     wanted, bundle = EnvironmentId.parse(env_id), find_bundled_project(env_id)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shlex
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -105,7 +106,7 @@ class EvalRequest:
         """
         if self.base_url is not None:
             return self
-        folders = Path(self.model).expanduser().absolute().parents
+        folders = Path(os.path.expanduser(self.model)).absolute().parents
         path = next((folder for folder in folders if (folder / RUN_FILE).exists()), None)
         if path is None or not (run := runs.open(path)).settings:
             return self

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -136,12 +137,12 @@ def _datasets(environments: Sequence[EnvConfig], progress: Progress) -> Iterator
             with suppress(UsageError):
                 cached = downloaded_dataset(name, subset)
             yield _look_up("dataset", name, None, partial(hub_files, name, subset), cached)
-        elif Path(source).expanduser().exists():
+        elif Path(os.path.expanduser(source)).exists():
             yield _local("dataset", source)
 
 
 def _local(kind: HubKind, name: str) -> FetchedItem:
-    path = Path(name).expanduser().resolve()
+    path = Path(os.path.expanduser(name)).resolve()
     return FetchedItem(kind=kind, name=name, path=str(path), size=size_of(path), downloaded=False)
 
 

@@ -178,7 +178,7 @@ def mcp_extras(environments: Sequence[EnvConfig]) -> set[str]:
 
     Raises UsageError if a task file or a configuration cannot be read.
     """
-    datasets = [Path(name).expanduser() for name in dataset_names(environments)]
+    datasets = [Path(os.path.expanduser(name)) for name in dataset_names(environments)]
     extras = {"mcp"} if datasets or _argument_values(environments, "config_path") else set[str]()
     if any(not path.exists() or is_dataset(path) for path in datasets):
         extras.add("hub")
@@ -192,8 +192,8 @@ def _local_sources(environments: Sequence[EnvConfig]) -> list[GymConfig | McpTas
     datasets = dataset_names(environments)
     configs = _argument_values(environments, "config_path")
     return [
-        *_read_tasks(name for name in datasets if Path(name).expanduser().exists()),
-        *(load_gym_config(Path(name).expanduser()) for name in configs),
+        *_read_tasks(name for name in datasets if Path(os.path.expanduser(name)).exists()),
+        *(load_gym_config(Path(os.path.expanduser(name))) for name in configs),
     ]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -47,7 +48,7 @@ def load_environment(
     all other tasks, or the first `num_tasks` of them. Raises UsageError for an invalid file or argument.
     """
     need("mcp", "An MCP environment")
-    config = load_gym_config(Path(config_path).expanduser())
+    config = load_gym_config(Path(os.path.expanduser(config_path)))
     tasks, held_out = read_taskset(dataset)
     splits = {TRAIN: tasks, EVAL: held_out}
     if eval_dataset is not None:

@@ -90,8 +90,9 @@ def find_private_key(asked: Path | None, account: Path | None, home: Path) -> Pa
     usual = Path.home() / ".ssh" / "prime_key.pem"
     for path, where in ((asked, "--identity-file"), (account, _ACCOUNT_KEY), (usual, str(usual))):
         if path is not None and (path != usual or usual.is_file()):
-            check_identity_file(path.expanduser(), at=where)
-            return path.expanduser()
+            path = Path(os.path.expanduser(path))
+            check_identity_file(path, at=where)
+            return path
     return _own_key(home / "ssh" / "id_ed25519")
 
 

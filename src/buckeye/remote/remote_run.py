@@ -78,7 +78,7 @@ def run_remote(
     """
     check_installed()
     if request.identity_file is not None:
-        check_identity_file(request.identity_file.expanduser())
+        check_identity_file(Path(os.path.expanduser(request.identity_file)))
     is_rental = request.provider == "prime"
     if is_rental:
         prime_account()  # raises without a key
@@ -145,7 +145,7 @@ class _RemoteRun:
         self._link = SshConnection(
             pod.ssh[0],
             known_hosts=pod.known_hosts,
-            identity_file=pod.identity_file.expanduser() if pod.identity_file is not None else None,
+            identity_file=Path(os.path.expanduser(pod.identity_file)) if pod.identity_file else None,
             own_settings=not self._rents,
             tell=self._notes.tell,
         )

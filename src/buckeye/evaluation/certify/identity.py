@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
+import os
 import platform
 import re
 import sys
@@ -74,7 +75,7 @@ def changes(recorded: Mapping[str, Any], current: Mapping[str, Any]) -> list[str
 def _package(env_id: str, args: Mapping[str, Any]) -> tuple[dict[str, str], str | None]:
     """Return the hash of each file of an environment, and the version of its package, if it has one."""
     if is_mcp(env_id):
-        folder = Path(args["config_path"]).expanduser().resolve().parent
+        folder = Path(os.path.expanduser(args["config_path"])).resolve().parent
         named = [args["config_path"], *(args.get(name) for name in ("dataset", "eval_dataset"))]
         return _hashes([*_local(named), *_project_files(folder)], folder), None
     if env_id == DATASET:
@@ -82,7 +83,7 @@ def _package(env_id: str, args: Mapping[str, Any]) -> tuple[dict[str, str], str 
         named = [args["path"], args.get("eval_path"), *(str(reward).partition(":")[0] for reward in rewards)]
         return _hashes(_local(named), Path.cwd()), None
     bundled = find_bundled_project(env_id)
-    path = bundled or Path(env_id).expanduser()
+    path = bundled or Path(os.path.expanduser(env_id))
     if bundled or is_file_id(env_id):
         return _hashes([path] if path.is_file() else _project_files(path), path.resolve().parent), None
     return _installed_package(env_id)
@@ -140,7 +141,7 @@ def _files(folder: Path) -> Iterator[Path]:
 
 
 def _local(names: Sequence[Any]) -> list[Path]:
-    paths = [Path(str(name)).expanduser() for name in names if name is not None]
+    paths = [Path(os.path.expanduser(str(name))) for name in names if name is not None]
     files = [path for path in paths if path.is_file()]
     return [*files, *(inner for path in paths if path.is_dir() for inner in _files(path))]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -145,7 +146,7 @@ class ModelSpec:
 
 def model_directory(name: str) -> Path:
     """Return the local directory of a model. Raise `InferenceError` if it does not exist."""
-    path = Path(name).expanduser()
+    path = Path(os.path.expanduser(name))
     if not path.is_dir():
         raise InferenceError(
             f"the model {name} is not a directory",

@@ -38,7 +38,7 @@ def nearest_model(name: str) -> str | None:
     Each missing folder of the path is replaced by the most similar one. If a folder has no similar ones, the
     newest weights of a run that contain or precede it are returned.
     """
-    folder = Path(name).expanduser()
+    folder = Path(os.path.expanduser(name))
     found = Path(folder.anchor)
     for part in folder.parts[1:] if folder.is_absolute() else folder.parts:
         if (found / part).is_dir():
@@ -95,7 +95,7 @@ def refuse_path(name: str, *, at: str | None = "model.name") -> None:
     A name that the hub cannot have, or whose first folder exists, is not a name on the hub. The error names
     the setting or flag `at`, and the most similar model directory.
     """
-    path, first = Path(name).expanduser(), name.partition("/")[0]
+    path, first = Path(os.path.expanduser(name)), name.partition("/")[0]
     if name.endswith(".gguf") and path.is_file():
         folder = path.stem.lower()
         raise UsageError(

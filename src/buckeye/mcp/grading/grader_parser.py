@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -147,7 +148,7 @@ def _as_text(value: Any) -> str:
 def _resolve_function(import_path: str, folder: Path) -> str:
     """Return `FILE:FUNCTION` with an absolute path. Raises a validation error if it names no function."""
     file, _, function = import_path.rpartition(":")
-    path = (folder / Path(file).expanduser()).resolve()
+    path = (folder / Path(os.path.expanduser(file))).resolve()
     try:
         tree = ast.parse(read_regular(path))
     except (OSError, NotRegularFileError) as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 
@@ -43,7 +44,7 @@ def check_task_graders(
         for tested in graders:
             if (problem := _call_problem(tested, arguments, config)) is not None:
                 is_own = any(own.name == tested.name for own in task.grade)
-                places = [find_task_line(Path(name).expanduser(), task.id) for name in datasets]
+                places = [find_task_line(Path(os.path.expanduser(name)), task.id) for name in datasets]
                 problem.at = next(filter(None, places), None) if is_own else f"{config_path} (grade)"
                 raise problem.prefixed(f"task {task.id}: grade {tested.name}")
         if not graders and not task.evaluate_tool:

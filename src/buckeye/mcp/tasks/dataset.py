@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import logging
+import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -95,7 +96,7 @@ def find_taskset(name: str, subset: str = "") -> Path:
     downloaded dataset. Raises UsageError if the dataset is not found, is too large, or cannot be downloaded.
     """
     if not is_hub_dataset(name):
-        return Path(name).expanduser()
+        return Path(os.path.expanduser(name))
     need("huggingface_hub", f"{name} is not a path in {Path.cwd()}; a dataset of the Hugging Face hub")
     from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import HfHubHTTPError
@@ -123,7 +124,7 @@ def find_taskset(name: str, subset: str = "") -> Path:
 
 def is_hub_dataset(name: str) -> bool:
     """Return True if `name` is not a path, but the name of a dataset on the Hugging Face hub."""
-    path = Path(name).expanduser()
+    path = Path(os.path.expanduser(name))
     return not path.exists() and is_hub_name(name) and path.suffix not in _FILE_SUFFIXES
 
 

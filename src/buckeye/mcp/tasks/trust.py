@@ -119,7 +119,7 @@ def read_taskset(name: str, *, check_trust: bool = True) -> tuple[list[McpTask],
 
 def is_third_party(name: str) -> bool:
     """Return True for a hub dataset, unless the lock file in the current directory names this dataset."""
-    if Path(name).expanduser().exists():
+    if Path(os.path.expanduser(name)).exists():
         return False
     with suppress(OSError, ConfigError):
         own = read_lock(Path(LOCK_FILE)).primary_dataset

@@ -46,7 +46,7 @@ def resolve_files(config: _Config, file: Path) -> _Config:
     files: str | None = getattr(config, "files", None)
     if files is None:
         return config
-    return config.model_copy(update={"files": str(file.absolute().parent / Path(files).expanduser())})
+    return config.model_copy(update={"files": str(file.absolute().parent / Path(os.path.expanduser(files)))})
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import tempfile
@@ -84,7 +85,7 @@ def find_source(env: str | None, *, command: str | None, headers: Mapping[str, s
         raise UsageError(f"--header: {env} is not a URL", code="BK-CLI-CONFLICT", hint=hint)
     if is_url:
         return _url_source(env, headers)
-    path = Path(env).expanduser()
+    path = Path(os.path.expanduser(env))
     if path.is_dir():
         return _folder_source(path)
     if path.is_file() and path.suffix in (".yaml", ".yml"):

@@ -115,7 +115,7 @@ def _split_path(arg: str, *, follows_flag: bool, is_container: bool) -> tuple[st
     rest, after = arg[len(before) :], ""
     if is_container and (volume := _MOUNT.fullmatch(rest)) is not None:
         before, rest, after = before + rest[: volume.start("path")], volume["path"], volume["rest"]
-    path = Path(rest).expanduser()
+    path = Path(os.path.expanduser(rest))
     if not rest or rest.startswith("-") or len(rest) > 4096:
         return None
     path = Path(os.path.abspath(path))

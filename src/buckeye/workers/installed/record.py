@@ -91,7 +91,7 @@ def environments_home() -> Path:
     """
     named = os.environ.get(ENVIRONMENTS_VARIABLE)
     if named:
-        return Path(named).expanduser().absolute()
+        return Path(os.path.expanduser(named)).absolute()
     return home_folder().absolute() / "environments"
 
 
