@@ -194,6 +194,8 @@ def test_which_checkpoint(reinforced, refusal):
         _chosen(reinforced, "3")
     with refusal(UsageError):
         _chosen(reinforced, "newest")
+    with pytest.raises(UsageError):
+        _chosen(reinforced, "²")  # a digit, but no number
     shutil.rmtree(reinforced / "evals")
     with refusal(UsageError):
         _chosen(reinforced)

@@ -39,7 +39,7 @@ def choose(title: str, options: Sequence[tuple[str, str]]) -> str:
         answer = _read_line("Number or name [1]: ")
         if not answer:
             return options[0][0]
-        if answer.isdigit() and 1 <= int(answer) <= len(options):
+        if answer.isdecimal() and 1 <= int(answer) <= len(options):
             return options[int(answer) - 1][0]
         if answer in [value for value, _ in options]:
             return answer

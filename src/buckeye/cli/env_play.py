@@ -167,7 +167,7 @@ def _load_tasks(
 
     (named,) = load_environments([environment], rollout_timeout=timeout)
     tasks = load_split(named, split or split_names(named.environment)[0])
-    if chosen.isdigit() and 1 <= int(chosen) <= len(tasks):
+    if chosen.isdecimal() and 1 <= int(chosen) <= len(tasks):
         return named, tasks, int(chosen) - 1
     index = next((i for i in range(len(tasks)) if tasks[i].id == chosen), None)
     if index is None:

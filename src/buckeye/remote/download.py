@@ -273,4 +273,4 @@ def _size(path: Path) -> int:
 
 def _step_of(name: str) -> int:
     number = name.rpartition("step_")[2]
-    return int(number) if number.isdigit() else -1
+    return int(number) if number.isdecimal() else -1

@@ -124,7 +124,7 @@ def _start_of(path: Path, starts: Mapping[int, float]) -> float:
     newest attempt.
     """
     _, _, number = path.parent.name.partition("attempt_")
-    return starts.get(int(number) if number.isdigit() else -1, starts[max(starts)])
+    return starts.get(int(number) if number.isdecimal() else -1, starts[max(starts)])
 
 
 def _sources(output_dir: Path, starts: Mapping[int, float], chosen: int) -> list[_LogFile]:

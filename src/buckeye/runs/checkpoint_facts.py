@@ -41,7 +41,7 @@ def choose_checkpoint(run: Path, step: str | None, scores: Sequence[Score]) -> C
     root = run / "checkpoints"
     if step == "last":
         return CheckpointChoice(info=resolve_checkpoint(root, -1), reason="the newest checkpoint")
-    if step is not None and step.isdigit():
+    if step is not None and step.isdecimal():
         return CheckpointChoice(info=resolve_checkpoint(root, int(step)), reason="the requested step")
     if step not in (None, "best"):
         raise UsageError(
