@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from buckeye.errors import UsageError
+from buckeye.errors import RemoteError, UsageError
 from buckeye.remote import manifest as manifests
+from buckeye.remote.connection import LostConnectionError
 from buckeye.remote.manifest import project_manifest
 from buckeye.remote.pod.receive import receive
 from buckeye.remote.upload import iter_tar, send_project
@@ -118,26 +119,28 @@ def test_a_tree_that_nobody_means_to_send_is_refused(tmp_path, monkeypatch):
         project_manifest(tmp_path)
 
 
-def test_a_second_time_only_what_has_changed_goes(tmp_path):
+def test_contents_modes_and_links_arrive(tmp_path):
     here, there = tmp_path / "here", tmp_path / "there"
-    tree(here, {"a": "1" * 1000, "b/c": "2", "gone": "3", "empty": ""})
+    tree(here, {"a": "1" * 1000, "b/c": "2", "empty": ""})
     (here / "run.sh").write_text("#!/bin/sh\n")
     (here / "run.sh").chmod(0o755)
     (here / "link").symlink_to("a")
-    first = send(here, there)
-    assert (first.files, first.unchanged, first.removed) == (5, 0, 0)
-    tree(there, {"written/there": "by the run"})
-    (here / "gone").unlink()
-    (here / "b/c").write_text("new")
-    second = send(here, there)
-    assert (second.files, second.unchanged, second.removed) == (1, 3, 1)
-    assert (there / "b/c").read_text() == "new"
+    assert send(here, there).files == 4
+    assert (there / "b/c").read_text() == "2"
     assert (there / "a").read_text() == "1" * 1000
     assert os.access(there / "run.sh", os.X_OK)
     assert not os.access(there / "a", os.X_OK)
     assert os.readlink(there / "link") == "a"
-    assert not (there / "gone").exists()
-    assert (there / "written/there").exists()
+
+
+def test_reason_of_the_other_machine_is_reported_while_files_are_sent(tmp_path):
+    here, there = tmp_path / "here", tmp_path / "there"
+    tree(here, {"a/large": "1" * 8_000_000})
+    tree(there, {"a": "not a folder"})
+    with pytest.raises(RemoteError) as refused:
+        send(here, there)
+    assert refused.value.code == "BK-REMOTE-TRANSFER"
+    assert not isinstance(refused.value, LostConnectionError)
 
 
 @settings(max_examples=25)

@@ -230,7 +230,7 @@ class _RemoteRun:
             if self._project.config.trainer.model.attn != "sdpa":
                 self._notes.tell(f"Attention: {software.attention}")
             job = self._job(await jobs.remote_home(self._link), software.python)
-            self._notes.tell(f"Sending new and changed files to {self._link.target} ...")
+            self._notes.tell(f"Sending the project to {self._link.target} ...")
             sent = await send_project(
                 self._link, job.python, jobs.project_folder(job), self._project.manifest
             )
@@ -401,10 +401,7 @@ def _tell_project(project: Project) -> None:
 
 
 def _sent_text(sent: UploadCounts) -> str:
-    return (
-        f"Sent {counted(sent.files, 'file')}, {human_bytes(sent.bytes)}; {sent.unchanged} unchanged, "
-        f"{sent.removed} removed"
-    )
+    return f"Sent {counted(sent.files, 'file')}, {human_bytes(sent.bytes)}"
 
 
 def _tell(text: str) -> None:

@@ -1,4 +1,4 @@
-"""Upload the files of a project that are missing or different on another machine, as one tar archive."""
+"""Upload the files of a project to another machine, as one tar archive."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import io
 import json
 import tarfile
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,22 +18,20 @@ from buckeye.remote.job import read_answer
 from buckeye.remote.manifest import Manifest
 
 _PIECE = 256 * 1024
-_SECONDS = 3600.0
+_STALL_SECONDS = 300.0
 _ANSWER_SECONDS = 300.0
 
 
 @dataclass(frozen=True, slots=True)
 class UploadCounts:
-    """Counts of an upload: sent files and bytes, and unchanged and deleted files of the remote folder."""
+    """Counts of an upload: sent files and bytes."""
 
     files: int
     bytes: int
-    unchanged: int
-    removed: int
 
 
 async def send_project(link: SshConnection, python: str, folder: str, manifest: Manifest) -> UploadCounts:
-    """Upload the files of the manifest to the remote `folder`, and delete files of an earlier manifest.
+    """Upload the files of the manifest to the new remote `folder`.
 
     `python` is a remote interpreter with this version of Buckeye. Raises LostConnectionError, and RemoteError
     for failures on the other machine.
@@ -40,28 +39,20 @@ async def send_project(link: SshConnection, python: str, folder: str, manifest: 
     digests = await asyncio.to_thread(manifest.digests)
     async with link.program([python, "-P", "-m", "buckeye.remote.pod.receive", folder]) as process:
         parts = {"files": digests, "links": manifest.links, "folders": manifest.folders}
-        announced = json.dumps(parts).encode() + b"\n"
-        process.stdin.write(announced)
-        needed: list[str] = (await _answer(process, link, folder))["needed"]
         count = 0
-        unknown = [name for name in needed if name not in manifest.files]
-        if unknown:
-            raise RemoteError(
-                f"{link.target} requested {unknown[0]}, which was not offered", code="BK-REMOTE-TRANSFER"
-            )
-        async with asyncio.timeout(_SECONDS):
-            for piece in iter_tar({name: manifest.files[name] for name in needed}):
+        with suppress(ConnectionError):  # the answer has the reason
+            process.stdin.write(json.dumps(parts).encode() + b"\n")
+            for piece in iter_tar(manifest.files):
                 process.stdin.write(piece)
-                await process.stdin.drain()
+                try:
+                    async with asyncio.timeout(_STALL_SECONDS):
+                        await process.stdin.drain()
+                except TimeoutError:
+                    raise LostConnectionError(f"{link.target} receives nothing") from None
                 count += len(piece)
-        process.stdin.write_eof()
+            process.stdin.write_eof()
         done = await _answer(process, link, folder)
-    return UploadCounts(
-        files=int(done["received"]),
-        bytes=count,
-        unchanged=len(digests) - len(needed),
-        removed=int(done["removed"]),
-    )
+    return UploadCounts(files=int(done["received"]), bytes=count)
 
 
 def iter_tar(files: Mapping[str, Path]) -> Iterator[bytes]:

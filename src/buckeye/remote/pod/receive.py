@@ -2,12 +2,8 @@
 
 1. The program reads the manifest from stdin, a line of JSON:
    `{"files": {path: sha256}, "links": {path: target}, "folders": [path]}`. `folders` are empty folders.
-2. It writes `{"needed": paths}` to stdout: the files that are missing or different.
-3. It reads a tar archive of these files from stdin.
-4. It writes the counts `{"received", "removed"}` to stdout.
-
-`send` defines the format of the output. The program deletes files of an earlier manifest that the new
-manifest lacks. It does not change files that a run wrote.
+2. It reads a tar archive of the files from stdin.
+3. It writes the count `{"received"}` to stdout, in the format of `send`.
 """
 
 from __future__ import annotations
@@ -17,16 +13,15 @@ import os
 import shutil
 import sys
 import tarfile
+from collections.abc import Container
 from pathlib import Path
 from typing import BinaryIO
 
-from buckeye.base.storage import sha256_file, write_file, write_link
-
-_RECORD = ".buckeye-manifest.json"
+from buckeye.base.storage import sha256_file, write_link
 
 
 def receive(folder: Path, source: BinaryIO, answers: BinaryIO) -> None:
-    """Make the files of a folder equal to the manifest. Raises ValueError if wrong content arrives."""
+    """Write the files of the manifest to a folder. Raises ValueError if wrong content arrives."""
     folder.mkdir(parents=True, exist_ok=True)
     wanted = json.loads(source.readline())
     files: dict[str, str] = wanted["files"]
@@ -34,19 +29,15 @@ def receive(folder: Path, source: BinaryIO, answers: BinaryIO) -> None:
     folders: list[str] = wanted["folders"]
     for name in (*files, *links, *folders):
         _check_name(name)
-    needed = [name for name, digest in files.items() if _digest(folder / name) != digest]
-    send(answers, {"needed": needed})
-    removed = _remove_others(folder, {*files, *links})
-    _unpack(folder, source, set(needed))
-    wrong = [name for name in needed if _digest(folder / name) != files[name]]
+    _unpack(folder, source, files)
+    wrong = [name for name, digest in files.items() if _digest(folder / name) != digest]
     if wrong:
-        raise ValueError(f"{wrong[0]} is not what was sent ({len(wrong)} of {len(needed)} files)")
+        raise ValueError(f"{wrong[0]} is not what was sent ({len(wrong)} of {len(files)} files)")
     for name in folders:
         (folder / name).mkdir(parents=True, exist_ok=True)
     for name, target in links.items():
         write_link(folder / name, target)
-    write_file(folder / _RECORD, json.dumps(sorted({*files, *links})))
-    send(answers, {"received": len(needed), "removed": removed})
+    send(answers, {"received": len(files)})
 
 
 def _check_name(name: str) -> None:
@@ -60,24 +51,11 @@ def _digest(path: Path) -> str | None:
     return sha256_file(path) + ("x" if os.access(path, os.X_OK) and path.stat().st_mode & 0o100 else "")
 
 
-def _remove_others(folder: Path, wanted: set[str]) -> int:
-    """Delete files of the earlier manifest that are not `wanted`, and return their number."""
-    try:
-        before = json.loads((folder / _RECORD).read_text())
-    except (OSError, ValueError):
-        return 0
-    gone = [name for name in before if name not in wanted]
-    for name in gone:
-        _check_name(name)
-        (folder / name).unlink(missing_ok=True)
-    return len(gone)
-
-
-def _unpack(folder: Path, source: BinaryIO, needed: set[str]) -> None:
+def _unpack(folder: Path, source: BinaryIO, files: Container[str]) -> None:
     with tarfile.open(fileobj=source, mode="r|") as archive:
         for member in archive:
-            if member.name not in needed or not member.isreg():
-                raise ValueError(f"{member.name!r} was not requested")
+            if member.name not in files or not member.isreg():
+                raise ValueError(f"{member.name!r} is not in the manifest")
             target = folder / member.name
             target.parent.mkdir(parents=True, exist_ok=True)
             if not target.parent.resolve().is_relative_to(folder.resolve()):
