@@ -237,7 +237,7 @@ def _json(text: str) -> Any:
     """Return the JSON value of a text or of its last Markdown code block, or _ABSENT if neither is JSON."""
     for candidate in (text, *_FENCE.findall(text)[-1:]):
         try:
-            return json.loads(candidate, parse_constant=int)  # NaN and Infinity are no JSON, and no `int`
+            return json.loads(candidate, parse_constant=int)  # `int` refuses NaN and Infinity
         except (ValueError, RecursionError):
             continue
     return _ABSENT
