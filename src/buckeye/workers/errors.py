@@ -40,8 +40,8 @@ class WorkerError(BoundaryError):
 
     @property
     def is_transient(self) -> bool:
-        """True if a retry in another worker may succeed."""
-        return self.kind in ("killed", "silent")
+        """True if a retry in another worker may succeed. A stuck worker ended because of another request."""
+        return self.kind in ("killed", "silent", "stuck")
 
 
 def parse_boundary_error(error: Mapping[str, Any]) -> BoundaryError:

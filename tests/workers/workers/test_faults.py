@@ -127,6 +127,22 @@ def test_closed_environment_refuses_rollouts_and_has_no_processes(opened):
     assert caught.value.code == "BK-ENV-WORKER"
 
 
+def test_tasks_are_listed_though_a_cancelled_rollout_does_not_end(opened):
+    environment = opened(cancel_timeout=0.2)
+    assert play(environment, "good")[0].reward == 1.0
+    before = environment.workers()
+
+    async def leave():
+        rollout = asyncio.create_task(environment.rollout(rogue("blocks"), Says()))
+        await asyncio.sleep(0.1)  # the worker's event loop is blocked by now
+        rollout.cancel()
+        await asyncio.wait([rollout])
+
+    asyncio.run(leave())
+    assert len(environment.tasks("eval")) == 1
+    assert environment.workers() != before
+
+
 def test_rollout_cancelled_before_its_start_does_not_replace_the_worker(opened):
     environment = opened(cancel_timeout=1.0)
     assert play(environment, "good")[0].reward == 1.0
