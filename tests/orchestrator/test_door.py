@@ -113,6 +113,12 @@ def test_invalid_outcome_error_names_environment_task_and_field(message, environ
     assert message in shown
 
 
+def test_pending_outcome_of_an_environment_without_groups_is_an_error():
+    wrong, right = play(Outcome(reward=None, pending="a"), Outcome(reward=1.0)).rollouts
+    assert (wrong.reward, wrong.outcome.boundary, right.reward) == (None, "score", 1.0)
+    assert "finish_group()" in wrong.outcome.error
+
+
 async def judge():
     return 1.0
 

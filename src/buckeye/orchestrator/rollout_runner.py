@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
 from buckeye.config.orchestrator import OrchestratorConfig
-from buckeye.envs.base import ROLLOUT_DEADLINE, Outcome, Task
+from buckeye.envs.base import ROLLOUT_DEADLINE, GroupEnvironment, Outcome, Task
 from buckeye.envs.outcome_validation import error_outcome, outcome_of_exception, validate_outcome
 from buckeye.errors import THIRD_PARTY_ERRORS, InferenceError
 from buckeye.inference.client import InferenceClient, ReplyTimeoutError, SamplingParams
@@ -299,7 +299,10 @@ async def run_rollout(
     try:
         async with asyncio.timeout(timeout):
             result = rollout()
-            return validate_outcome(await result if inspect.isawaitable(result) else result, environment)
+            outcome = validate_outcome(await result if inspect.isawaitable(result) else result, environment)
+        if outcome.pending is not None and not isinstance(environment, GroupEnvironment):
+            return error_outcome("score", "the outcome is pending, but the environment has no finish_group()")
+        return outcome
     except asyncio.CancelledError:
         task = asyncio.current_task()
         if task is None or task.cancelling():
