@@ -170,6 +170,13 @@ def test_content_other_than_text_is_refused(renderer, content, refusal):
         renderer.render([*QUESTION, {"role": "user", "content": content}])
 
 
+@pytest.mark.parametrize("message", ["the dog?", {"content": "the dog?"}, {"role": None, "content": ""}])
+def test_message_without_a_role_is_refused(renderer, message):
+    with pytest.raises(UsageError) as raised:
+        renderer.render([*QUESTION, message])
+    assert raised.value.code == "BK-TEMPLATE"
+
+
 def test_text_parts_are_joined(save_renderer):
     """Also with a template that would omit content that is not a string."""
     parts = [{"type": "text", "text": "What is "}, {"type": "text", "text": "the dog?", "cache_control": {}}]

@@ -243,7 +243,16 @@ def starts_reasoning(prompt: str) -> bool:
 
 
 def _with_text(message: Message, number: int) -> Message:
-    """Return the message with its content as one text. Raise `UsageError` for content that is not text."""
+    """Return the message with its content as one text.
+
+    Raise `UsageError` for a message without a role, and for content that is not text.
+    """
+    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+        raise UsageError(
+            f"message {number} has no role",
+            code="BK-TEMPLATE",
+            hint='write it as {"role": "user", "content": "..."}',
+        )
     message = join_text_parts(message)
     content = message.get("content")
     if content is None or isinstance(content, str):
