@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from buckeye.base.columns import quoted
+from buckeye.base.columns import counted, quoted
 from buckeye.base.process import EXIT_INTERRUPTED, StopFlag, forbid_tracing
 from buckeye.config.rl import RLConfig
 from buckeye.errors import RunError, UsageError
@@ -254,7 +254,7 @@ def evaluation_lines(scores: Sequence[Score]) -> Iterator[str]:
         by_environment.setdefault(score.environment, []).append(score)
     for name, (*earlier, last) in by_environment.items():
         texts = [f"{_describe_score(score)} at step {score.step}" for score in (*earlier[:1], last)]
-        yield f"Evaluation of {name} ({last.rollouts} rollouts): {', '.join(texts)}"
+        yield f"Evaluation of {name} ({counted(last.rollouts, 'rollout')}): {', '.join(texts)}"
 
 
 def _describe_score(score: Score) -> str:

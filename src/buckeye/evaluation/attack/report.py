@@ -162,8 +162,8 @@ class AttackReport:
             yield "Interrupted: the search is not complete."
         yield (
             f"{self.environment}: {counted(len(self.exploits), 'exploit')}, {self.gradings:,} gradings in "
-            f"{self.seconds:.0f} s; chosen on {self.chosen} tasks of {self.split}, scored on {self.held_out} "
-            f"others; wrong with probability {LEVEL:g} at most"
+            f"{self.seconds:.0f} s; chosen on {counted(self.chosen, 'task')} of {self.split}, scored on "
+            f"{counted(self.held_out, 'other')}; wrong with probability {LEVEL:g} at most"
         )
 
 

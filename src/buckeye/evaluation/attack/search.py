@@ -72,8 +72,11 @@ class Attack:
         sample = sample_splits(environment, [split], per_family=1, seed=options.seed)[0]
         tasks = list({task.id: task for task in sample.scanned}.values())[: options.tasks]
         if not (count := round(_SELECTION_SHARE * len(tasks))):
-            message = f"the split {split!r} has one task; an attack needs at least two"
-            raise UsageError(message, code="BK-ENV-TASKS")
+            raise UsageError(
+                f"the split {split!r} of {environment.name} has one task; an attack needs at least two",
+                code="BK-ENV-TASKS",
+                hint="add tasks: some choose replies, and the others score them",
+            )
         self.chosen, self.held_out = tasks[:count], tasks[count:]
         self._environment, self._split, self._options = environment, split, options
         probes = probes_of(environment)
