@@ -326,12 +326,22 @@ def test_which_losses_need_samples_without_advantage(kind, settings, expected):
     assert needs_every_sample(config_of(kind, **settings)) is expected
 
 
-OWN_LOSS = """
+OWN_LOSS = """import torch
+
 def power(inputs, *, exponent):
     return -inputs.advantages * (inputs.logprobs - inputs.sampler_logprobs).exp() ** exponent
 
 def scalar(inputs):
     return inputs.logprobs.sum()
+
+def broken(inputs):
+    return inputs.log_probs
+
+def leaves(inputs):
+    raise SystemExit(0)
+
+def large(inputs):
+    raise torch.OutOfMemoryError("CUDA out of memory")
 
 value = 3
 """
@@ -400,6 +410,21 @@ def test_custom_loss_module_that_cannot_be_imported_is_refused(refusal):
 def test_custom_loss_without_one_value_per_token_is_refused(own_loss):
     with pytest.raises(UsageError, match=r"returned a tensor \[\]; expected .* \[2\]"):
         sums_of(inputs_of([1.0, 1.0], [1.0, 1.0]), "custom", import_path=f"{own_loss}:scalar")
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"), [("broken", "'log_probs' (own_loss.py:10"), ("leaves", "SystemExit: 0")]
+)
+def test_error_in_a_custom_loss_names_its_line(own_loss, name, reason):
+    with pytest.raises(UsageError) as raised:
+        sums_of(inputs_of([1.0], [1.0]), "custom", import_path=f"{own_loss}:{name}")
+    assert raised.value.code == "BK-TRAINING"
+    assert reason in str(raised.value)
+
+
+def test_custom_loss_that_runs_out_of_memory_can_be_retried(own_loss):
+    with pytest.raises(torch.OutOfMemoryError):
+        sums_of(inputs_of([1.0], [1.0]), "custom", import_path=f"{own_loss}:large")
 
 
 def test_sums_do_not_depend_on_the_order_of_tokens():

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from buckeye.base.distribution import CODE_FOLDER
 from buckeye.base.user_function import load_user_function
 from buckeye.config.losses import (
     CorrectionConfig,
@@ -26,7 +27,8 @@ from buckeye.config.losses import (
     Normalization,
     NormalizedLossConfig,
 )
-from buckeye.errors import UsageError
+from buckeye.envs.stdlib_only.outcomes import frames_of, location_of, strip_addresses
+from buckeye.errors import THIRD_PARTY_ERRORS, UsageError
 from buckeye.trainer.losses.base import (
     LossInputs,
     LossSums,
@@ -39,6 +41,7 @@ from buckeye.trainer.losses.base import (
 )
 from buckeye.trainer.losses.regularization import regularization
 from buckeye.trainer.losses.statistics import REFERENCE_SUMS, SUMS, token_sums
+from buckeye.trainer.micro_batch_size import is_out_of_memory
 
 _SETTING = "trainer.loss"
 
@@ -58,9 +61,21 @@ def custom_loss(inputs: LossInputs, config: CustomLossConfig) -> TokenLosses:
     """Return the loss of each token that the user's function computes.
 
     The function is called as `function(inputs, **kwargs)`, and must return a differentiable tensor [N]. Raise
-    `UsageError` for any other result.
+    `UsageError` if it fails, and for any other result. If memory runs out, raise torch's error.
     """
-    values = load_custom_loss(config)(inputs, **config.kwargs)
+    function = load_custom_loss(config)
+    try:
+        values = function(inputs, **config.kwargs)
+    except THIRD_PARTY_ERRORS as error:
+        if isinstance(error, RuntimeError) and is_out_of_memory(error):
+            raise
+        raise UsageError(
+            f"the loss function failed: {type(error).__name__}: {strip_addresses(str(error))}"
+            f"{location_of(frames_of(error, CODE_FOLDER))}",
+            code="BK-TRAINING",
+            at=f"{_SETTING}.import_path = {config.import_path!r}",
+            hint="correct the function; --debug shows the whole traceback",
+        ) from error
     if not isinstance(values, Tensor) or values.shape != inputs.logprobs.shape:
         returned = f"a tensor {list(values.shape)}" if isinstance(values, Tensor) else type(values).__name__
         raise UsageError(
