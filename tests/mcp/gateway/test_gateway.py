@@ -4,8 +4,10 @@ import asyncio
 import errno
 import json
 import os
+import subprocess
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -283,6 +285,30 @@ def test_session_that_starts_while_gateway_stops_is_ended(tmp_path):
 
     asyncio.run(stop_meanwhile())
     assert list(tmp_path.iterdir()) == []
+
+
+def test_folder_of_a_container_that_cannot_be_removed_is_removed(tmp_path, caplog):
+    class Stuck:
+        name, environment_flag = "stuck", "--command"
+
+        async def prepare(self, image):
+            pass
+
+        async def launch(self, *given):
+            async def remove():
+                raise subprocess.TimeoutExpired("docker", 60)
+
+            launch = await CommandRuntime(["sleep", "600"], SandboxLimits()).launch(*given)
+            return replace(launch, on_exit=remove)
+
+    async def open_and_close():
+        made = Gateway(GatewaySettings(), Stuck(), tmp_path)
+        await made.open(LaunchRequest("", ()))
+        await made.close()
+
+    asyncio.run(open_and_close())
+    assert list(tmp_path.iterdir()) == []
+    assert "docker" in caplog.text
 
 
 def test_client_that_disconnects_before_its_stream_starts_leaves_the_session(tmp_path):

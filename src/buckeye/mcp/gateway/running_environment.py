@@ -60,9 +60,11 @@ async def start_environment(
 async def clean_up(launch: LaunchSpec | None, root: Path) -> None:
     """Remove the container or mounts of a stopped environment, and its folder. Log failures."""
     try:
-        if launch is not None and launch.on_exit is not None:
-            await launch.on_exit()
-        await finish_in_thread(remove_tree, root)
+        try:
+            if launch is not None and launch.on_exit is not None:
+                await launch.on_exit()
+        finally:
+            await finish_in_thread(remove_tree, root)
     except Exception as error:
         log.warning("Cannot clean up %s: %s", root, error)
 
