@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -112,6 +113,15 @@ def test_figures_by_hand(environment, tmp_path):
     assert played[0]["messages"][-1]["role"] == "assistant"
     everything = "".join(path.read_text() for path in (tmp_path / "out").iterdir())
     assert "the-secret-key" not in everything + done.stdout + done.stderr
+
+
+def test_rollouts_of_a_repeated_task_count_once(environment, tmp_path):
+    Path(environment).write_text(ENVIRONMENT.replace("range(4)", "(0, 1, 1)"))
+    with chat_server(lambda body, _: "0") as (url, _):
+        done = evaluate(environment, tmp_path, "--base-url", url, "--model", "m", "-r", "2", "--json")
+    report = json.loads(done.stdout)
+    assert (report["tasks"], report["scored"], report["pass@2"]["value"]) == (2, 4, 0.5)
+    assert report["tokens"]["completion"] == 12
 
 
 def test_words_and_endpoints_of_verifiers_are_known(environment, tmp_path):

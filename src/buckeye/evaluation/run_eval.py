@@ -226,10 +226,11 @@ def run_eval(prepared: PreparedEval, show: Callable[[str], None] = lambda text: 
     """
     request, env, settings = prepared.request, prepared.env, prepared.settings
     recorded = read_rows(request.output_dir / ROLLOUTS)
-    rollouts = [(task.id, number) for task in prepared.tasks for number in range(request.rollouts)]
+    ids = dict.fromkeys(task.id for task in prepared.tasks)  # a task may be repeated
+    rollouts = [(task_id, number) for task_id in ids for number in range(request.rollouts)]
     complete = {key: recorded[key] for key in rollouts if key in recorded and recorded[key].error is None}
     rows = dict(complete)
-    is_incomplete = len(complete) < len(set(rollouts))
+    is_incomplete = len(complete) < len(rollouts)
     if is_incomplete and request.base_url is None:
         fetch_served_model(request.model, at="--model")  # raises before anything is written
     _claim_directory(request, settings)
