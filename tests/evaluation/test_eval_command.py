@@ -115,6 +115,14 @@ def test_figures_by_hand(environment, tmp_path):
     assert "the-secret-key" not in everything + done.stdout + done.stderr
 
 
+def test_a_full_reward_that_is_rounded_down_passes(environment, tmp_path):
+    """0.7 + 0.2 + 0.1 is 0.9999999999999999."""
+    Path(environment).write_text(ENVIRONMENT.replace("reward=right", "reward=right * (0.7 + 0.2 + 0.1)"))
+    with chat_server(lambda body, _: "0") as (url, _):
+        done = evaluate(environment, tmp_path, "--base-url", url, "--model", "m", "--json")
+    assert json.loads(done.stdout)["pass@1"]["value"] == 0.25
+
+
 def test_rollouts_of_a_repeated_task_count_once(environment, tmp_path):
     Path(environment).write_text(ENVIRONMENT.replace("range(4)", "(0, 1, 1)"))
     with chat_server(lambda body, _: "0") as (url, _):

@@ -67,7 +67,7 @@ def mean_pass_at_k(tasks: Sequence[ScoredTask], k: int, *, pass_reward: float = 
     """
     if not tasks or min(len(t.rewards) for t in tasks) < k:
         return None
-    passed = [pass_at_k(len(t.rewards), sum(r >= pass_reward for r in t.rewards), k) for t in tasks]
+    passed = [pass_at_k(len(t.rewards), sum(r >= pass_reward - _EQUAL for r in t.rewards), k) for t in tasks]
     return mean_over_tasks(passed, [t.cluster for t in tasks])
 
 
