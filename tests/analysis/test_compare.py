@@ -12,11 +12,11 @@ from buckeye.run_files.events import write_event
 PLANS = {"trainer": {"optim": {"lr": 1e-3}, "max_steps": 4}, "orchestrator": {"max_steps": 4}}
 
 
-def rollouts(path, rewards, prompt="task {}"):
+def rollouts(path, rewards, prompt="task {}", env="e"):
     """Write a line for each reward of each task."""
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = [
-        {"task_id": task, "group": group, "env": "e", "reward": reward, "text": [f"{task} {number}"],
+        {"task_id": task, "group": group, "env": env, "reward": reward, "text": [f"{task} {number}"],
          "messages": [{"role": "user", "content": prompt.format(task)}, {"role": "assistant", "content": ""}]}
         for group, (task, known) in enumerate(rewards.items())
         for number, reward in enumerate(known)
@@ -115,6 +115,14 @@ def test_an_evaluation_of_the_same_version_decides(tmp_path, compared, wording):
     assert [one["version"] for one in found["evaluations"]] == [0, 2]
     assert found["verdict"]["outcome"] == "worse"
     assert found["verdict"]["by"] == wording
+
+
+def test_an_evaluation_of_equal_tasks_in_two_environments_counts_both(tmp_path, compared):
+    for name, evaluated in (("a", HIGH), ("b", LOW)):
+        folder = write(tmp_path / name, [LOW, LOW]) / "evals" / "step_2"
+        rollouts(folder / "e.jsonl", LOW)
+        rollouts(folder / "f.jsonl", evaluated, env="f")
+    assert compared()["verdict"]["difference"]["value"] == pytest.approx(-4.1 / 16)
 
 
 def test_what_differs_is_named_once(tmp_path, compared, wording):

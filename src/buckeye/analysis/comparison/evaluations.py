@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections import ChainMap, defaultdict
+from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,10 +96,19 @@ def compare_evaluations(a: Run, b: Run) -> list[EvaluationComparison]:
     runs_rewards = [_rewards_of_run(run) for run in (a, b)]
     found = list[EvaluationComparison]()
     for version in sorted(runs_rewards[0].keys() & runs_rewards[1].keys()):
-        these, others = (dict(ChainMap(*rewards[version].values())) for rewards in runs_rewards)
+        these, others = (_over_environments(rewards[version]) for rewards in runs_rewards)
         if (means := _means_of_shared(these, others)) is not None:
             found.append(EvaluationComparison(version=version, a=means[0], b=means[1], difference=means[2]))
     return found
+
+
+def _over_environments(rewards: _Rewards) -> dict[Hashable, float]:
+    """Return the mean reward of each task over its environments."""
+    found = defaultdict[Hashable, list[float]](list)
+    for known in rewards.values():
+        for task, reward in known.items():
+            found[task].append(reward)
+    return {task: statistics.fmean(known) for task, known in found.items()}
 
 
 def _rewards_of_run(run: Run) -> dict[int, dict[str, dict[Hashable, float]]]:
