@@ -3,8 +3,8 @@
 Usage: `python -m buckeye.remote.pod.watchdog JOB`.
 
 The settings are `dead_man` in `job.json`: `{"seconds", "expires": epoch | null, "grace", "machine": null |
-{"url"}}`. Each request of the supervising process touches the file `heartbeat`. If the file is older than
-`seconds`, or at the time `expires`, the watchdog sends SIGTERM to the job, so that the job writes a
+{"url"}}`. Each request of the supervising process touches the file `heartbeat`. If the file does not change
+for `seconds`, or at the time `expires`, the watchdog sends SIGTERM to the job, so that the job writes a
 checkpoint, and SIGKILL after `grace` seconds. Then the watchdog ends the machine. If the key BUCKEYE_POD_KEY
 is set, it sends `DELETE url` to the provider; otherwise it shuts the machine down. Without `machine` (a host
 of the user), it ends only the job.
@@ -36,7 +36,8 @@ def watch(folder: Path) -> None:
     if try_lock(folder / "dead_man.lock") is None:
         return
     settings: dict[str, Any] = read_job(folder)["dead_man"]
-    while (reason := _reason(folder, settings)) is None:
+    silence = _Silence(folder / "heartbeat")
+    while (reason := _reason(settings, silence.seconds())) is None:
         if settings["machine"] is None and (folder / "rc").exists():
             return
         time.sleep(_POLL_SECONDS)
@@ -48,11 +49,24 @@ def watch(folder: Path) -> None:
         _end_machine(settings["machine"])
 
 
-def _reason(folder: Path, settings: dict[str, Any]) -> str | None:
+class _Silence:
+    """Time since the file `heartbeat` has changed, on a clock that cannot be set."""
+
+    def __init__(self, heartbeat: Path) -> None:
+        self._heartbeat, self._seen, self._since = heartbeat, 0.0, time.monotonic()
+
+    def seconds(self) -> float:
+        with suppress(OSError):  # a missing file does not change
+            changed = self._heartbeat.stat().st_mtime
+            if changed != self._seen:
+                self._seen, self._since = changed, time.monotonic()
+        return time.monotonic() - self._since
+
+
+def _reason(settings: dict[str, Any], silent: float) -> str | None:
     """Return the reason to end the job now, or None if it may continue."""
     if settings["expires"] is not None and time.time() >= settings["expires"]:
         return "--max-hours has passed"
-    silent = time.time() - (folder / "heartbeat").stat().st_mtime
     if silent > settings["seconds"]:
         return f"no client has managed this job for {silent / 60:.1f} minutes"
     return None
