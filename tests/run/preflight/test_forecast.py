@@ -10,11 +10,10 @@ from buckeye.base.gpu_speeds import GpuSpeed, gpu_speed
 from buckeye.launch.preflight.forecast import (
     Costs,
     TrainerLoad,
+    peak_bytes,
     publish_seconds,
-    state_parts,
     step_seconds,
     step_work,
-    work_parts,
 )
 from buckeye.launch.preflight.memory_plan import trainer_load
 from buckeye.launch.preflight.model_shape import parse_shape
@@ -41,11 +40,6 @@ EXPERTS = {
     "n_shared_experts": 1,
     "first_k_dense_replace": 1,
 }
-
-
-def peak_bytes(load):
-    """Return the bytes of all tensors of a rank at the peak."""
-    return sum(part.size for part in (*state_parts(load), *work_parts(load)))
 
 
 def test_gpu_speed_by_name():

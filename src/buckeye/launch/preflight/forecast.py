@@ -227,6 +227,11 @@ def _logits(load: TrainerLoad) -> Part:
     return Part("logits and their gradients", logits + gradient)
 
 
+def peak_bytes(load: TrainerLoad) -> int:
+    """Return the bytes of all tensors of a rank at the peak."""
+    return sum(part.size for part in (*state_parts(load), *work_parts(load)))
+
+
 # --- time ---
 
 
