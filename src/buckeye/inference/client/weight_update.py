@@ -229,8 +229,7 @@ async def _load_weights(replica: Replica, target: TargetWeights, *, is_received:
         path = str(target.path.absolute())
         await replica.call("POST", "/start_weight_update")
         await replica.call("POST", "/update_weights", {"update_info": {"path": path}})
-    if replica.is_vllm:  # the embedded server has refused an update that it has not read completely
-        await _check_incoming(replica, target)
+    await _check_incoming(replica, target)
     body: dict[str, Any] = {"weight_version": str(target.version)}
     if not replica.is_vllm:
         body["keep_kv_cache"] = target.keep_kv_cache
@@ -269,9 +268,9 @@ async def _load_in_workers(replica: Replica, path: str) -> None:
 
 
 async def _check_incoming(replica: Replica, target: TargetWeights) -> None:
-    """Raise `InferenceError` unless every worker of vLLM has read the target weights."""
+    """Raise `InferenceError` unless every worker has read the target weights."""
     workers = await replica.workers()
-    if not any(worker.get("incoming") for worker in workers):
+    if replica.is_vllm and not any(worker.get("incoming") for worker in workers):
         # No worker has replaced its weights. Finish the update with the old version, because vLLM accepts no
         # other update before.
         await _finish_unchanged(replica)
