@@ -12,6 +12,7 @@ from buckeye.envs.base import Task
 from buckeye.evaluation.rows import read_rows
 from buckeye.monitor.log import SUCCESS
 from buckeye.monitor.metrics import MetricsLog
+from buckeye.orchestrator import evaluation, rollout_runner
 from buckeye.orchestrator.environments import NamedEnvironment
 from buckeye.orchestrator.evaluation import (
     EvalResult,
@@ -141,36 +142,40 @@ def test_evaluation_without_results_has_a_higher_log_level(rewards, truncated, l
 
 
 class CleansUp(LetterEnvironment):
-    """Environment that cleans up after a rollout: the first one ends at once, the others later."""
+    """Environment that cleans up after a rollout: the first one for `seconds`, each other one longer."""
 
-    def __init__(self):
+    def __init__(self, seconds):
         super().__init__(size=3)
-        self.begun, self.cleaned = 0, []
+        self.seconds, self.begun, self.cleaned = seconds, 0, []
 
     async def rollout(self, task, policy):
         number = self.begun = self.begun + 1
         try:
             await asyncio.sleep(HANG)
         finally:
-            await asyncio.sleep(0.02 * (number - 1))
+            await asyncio.sleep(self.seconds + 0.02 * (number - 1))
             self.cleaned.append(number)
 
 
 @pytest.mark.parametrize("is_group", [True, False])
-def test_cancelled_rollouts_clean_up_before_the_cancellation_ends(is_group):
-    env = CleansUp()
+@pytest.mark.parametrize(("seconds", "cleaned"), [(0.0, [1, 2, 3]), (HANG, [])])
+def test_cancelled_rollouts_have_some_time_to_clean_up(is_group, seconds, cleaned, monkeypatch):
+    if seconds:
+        for module in (rollout_runner, evaluation):
+            monkeypatch.setattr(module, "CLEANUP_SECONDS", 0.1)
+    env = CleansUp(seconds)
     named, runner = NamedEnvironment(name="letters", environment=env), make_runner(FakeEngine())
 
     async def run():
         if is_group:
             running = runner.start_group(GroupTask(index=0, env=named, task=env.tasks("train")[0]), 3)
         else:
-            evaluation = evaluate(named, runner, split="train", num_examples=3, rollouts_per_example=1)
-            running = asyncio.create_task(evaluation)
+            evaluating = evaluate(named, runner, split="train", num_examples=3, rollouts_per_example=1)
+            running = asyncio.create_task(evaluating)
         while env.begun < 3:
             await asyncio.sleep(0)
         running.cancel()
         await asyncio.wait([running])
         return list(env.cleaned)
 
-    assert asyncio.run(run()) == [1, 2, 3]
+    assert asyncio.run(run()) == cleaned

@@ -10,7 +10,7 @@ import math
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from buckeye.envs.base import GroupEnvironment, Task
@@ -18,7 +18,7 @@ from buckeye.monitor.intervals import ScoredTask, cluster_of, mean_pass_at_k, me
 from buckeye.monitor.verdicts import rollouts_log_level
 from buckeye.orchestrator.environments import HELD_OUT, NamedEnvironment, choose_evaluation_split, load_split
 from buckeye.orchestrator.rollout import Group, Rollout
-from buckeye.orchestrator.rollout_runner import RolloutRunner
+from buckeye.orchestrator.rollout_runner import CLEANUP_SECONDS, RolloutRunner
 from buckeye.orchestrator.task_sampler import GroupTask
 
 
@@ -177,7 +177,7 @@ async def _run_rollouts(
     If an environment scores groups and one rollout of a group is missing, run the whole group.
     """
     started: list[asyncio.Task[Group] | asyncio.Task[Rollout]] = []
-    waiting: list[Awaitable[Sequence[Rollout]]] = []
+    reports: list[asyncio.Task[Sequence[Rollout]]] = []
 
     async def report_end(
         running: asyncio.Task[Group] | asyncio.Task[Rollout], first: int
@@ -192,18 +192,22 @@ async def _run_rollouts(
         missing = [number for number in range(rollouts_per_task) if (task.id, number) not in known]
         if missing and isinstance(env.environment, GroupEnvironment):
             started.append(runner.start_group(GroupTask(index=index, env=env, task=task), rollouts_per_task))
-            waiting.append(report_end(started[-1], 0))
+            reports.append(asyncio.create_task(report_end(started[-1], 0)))
         else:
             for number in missing:
                 started.append(runner.start(env, task, index, number))
-                waiting.append(report_end(started[-1], number))
+                reports.append(asyncio.create_task(report_end(started[-1], number)))
+    if not reports:
+        return []
     try:
-        return [rollout for rollouts in await asyncio.gather(*waiting) for rollout in rollouts]
+        ended, _ = await asyncio.wait(reports, return_when=asyncio.FIRST_EXCEPTION)
+        for report in ended:
+            report.result()
+        return [rollout for report in reports for rollout in report.result()]
     except BaseException:
         for running in started:
-            if not running.cancelling():  # a second cancellation would interrupt the cleanup of the first
-                running.cancel()
-        await asyncio.gather(*started, return_exceptions=True)
+            running.cancel()
+        await asyncio.wait(started, timeout=CLEANUP_SECONDS)
         raise
 
 

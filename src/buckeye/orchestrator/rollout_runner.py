@@ -26,6 +26,8 @@ from buckeye.orchestrator.task_sampler import GroupTask
 
 log = logging.getLogger(__name__)
 
+CLEANUP_SECONDS = 5.0
+"""Time limit of the cleanup of cancelled rollouts. The launcher kills the orchestrator after ten seconds."""
 _MAX_WARNINGS = 20  # code locations whose first error is logged as a warning
 _RETRIED_BOUNDARIES = ("load", "reset", "model", "worker")
 
@@ -167,11 +169,13 @@ class RolloutRunner:
 
     async def _gather_group(self, group: GroupTask, members: Sequence[asyncio.Task[Rollout]]) -> Group:
         try:
-            rollouts = await asyncio.gather(*members)
+            await asyncio.wait(members)
         except asyncio.CancelledError:
-            # `gather` has cancelled the others, too: let them clean up, and do not cancel them a second time
-            await asyncio.gather(*members, return_exceptions=True)
+            for member in members:
+                member.cancel()
+            await asyncio.wait(members, timeout=CLEANUP_SECONDS)
             raise
+        rollouts = [member.result() for member in members]
         return Group(index=group.index, rollouts=await self._score_group(group, rollouts))
 
     async def _score_group(self, group: GroupTask, ended: Sequence[Rollout]) -> tuple[Rollout, ...]:
