@@ -25,8 +25,7 @@ _EQUAL = 1e-9
 class Estimate:
     """Mean over tasks with its 95 % interval.
 
-    `n` is the number of tasks, and `clusters` the number of groups of related tasks. `largest` is the number
-    of tasks in the largest group.
+    `n` is the number of tasks, and `clusters` the number of groups of related tasks.
     """
 
     value: float
@@ -34,7 +33,6 @@ class Estimate:
     high: float
     n: int
     clusters: int
-    largest: int
 
 
 def pass_at_k(n: int, passed: int, k: int) -> float:
@@ -186,7 +184,6 @@ class _Clusters:
             high=max(high, self.mean),
             n=sum(self.counts),
             clusters=len(self.counts),
-            largest=max(self.counts),
         )
 
 
