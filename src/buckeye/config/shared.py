@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
@@ -80,17 +81,15 @@ def conflict(
 def address_conflicts(urls: Iterable[str]) -> Conflicts:
     """Yield an error for each `base_url` that is not an address such as http://host:port/v1."""
     for url in urls:
-        try:
+        with suppress(ValueError):  # of the port
             parts = urlsplit(url)
-            is_valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-        except ValueError:  # of the port
-            is_valid = False
-        if not is_valid:
-            yield conflict(
-                f"`base_url` is {url!r}, which is not the address of a server",
-                hint="write it as http://HOST:PORT/v1",
-                code="BK-CONFIG-VALUE",
-            )
+            if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
+                continue
+        yield conflict(
+            f"`base_url` is {url!r}, which is not the address of a server",
+            hint="write it as http://HOST:PORT/v1",
+            code="BK-CONFIG-VALUE",
+        )
 
 
 def variant(default: str) -> Discriminator:
