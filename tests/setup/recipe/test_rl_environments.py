@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -306,6 +307,15 @@ def test_workers_of_a_counted_environment_are_ended(monkeypatch):
     with pytest.raises(UsageError):
         loaded_environment("owner/name")
     assert ended == [True]
+
+
+@pytest.mark.parametrize("splits", [("eval",), ("train", "eval")])
+def test_an_environment_without_tasks_to_train_on_is_refused(monkeypatch, splits):
+    environment = SimpleNamespace(name="a", splits=splits, tasks=lambda split: [], rollout=None)
+    monkeypatch.setattr("buckeye.setup.recipe.environment.open_environment", lambda *_: environment)
+    with pytest.raises(UsageError) as refused:
+        loaded_environment("owner/name")
+    assert refused.value.code == "BK-ENV-TASKS"
 
 
 @pytest.mark.parametrize("folder", ["/proc/none", "prompts.jsonl/none"])

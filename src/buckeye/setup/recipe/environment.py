@@ -172,10 +172,11 @@ def _describe_loaded(
     environment: Environment, text: str, env_id: str, args: Mapping[str, Any]
 ) -> RunEnvironment:
     splits = split_names(environment)
-    if TRAIN not in splits:
-        hint = f"it has {', '.join(splits)}; add tasks to the split {TRAIN}"
-        raise UsageError(f"{env_id} has no split {TRAIN!r}", code="BK-ENV-TASKS", hint=hint)
-    tasks, turns = tasks_of(environment, TRAIN), getattr(environment, "turns", None)
+    tasks = tasks_of(environment, TRAIN) if TRAIN in splits else ()
+    if not len(tasks):
+        hint = f"Its splits are {', '.join(splits)}; add tasks to the split {TRAIN}"
+        raise UsageError(f"{env_id} has no tasks to train on", code="BK-ENV-TASKS", hint=hint)
+    turns = getattr(environment, "turns", None)
     held_out = len(tasks_of(environment, _EVAL)) if _EVAL in splits else 0
     count = len(tasks) if turns == 1 else min(_SAMPLE, len(tasks))  # one turn leaves no other room
     sample = [tasks[index] for index in range(count)]
