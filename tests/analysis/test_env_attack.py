@@ -160,7 +160,8 @@ def test_no_exploit_ends_with_0_and_a_wrong_time_with_2():
     done = run_here("env", "attack", PLANTED, "--budget", "3s", "--max-gradings", "3000", cwd=".")
     assert (done.returncode, done.stderr) == (0, "")
     assert "planted: 0 exploits" in done.stdout
-    assert run_here("env", "attack", PLANTED, "--budget", "soon", cwd=".").returncode == 2
+    for words in (("--budget", "soon"), ("--budget", "9" * 20), ("--seed", "-1")):
+        assert run_here("env", "attack", PLANTED, *words, cwd=".").returncode == 2
 
 
 def test_a_file_of_probes_for_other_tasks_is_refused(tmp_path):

@@ -47,6 +47,13 @@ def test_our_environments_are_those_of_their_certificates(path):
     assert done.returncode == 0, f"{done.stdout}{done.stderr}"
 
 
+@pytest.mark.parametrize("name", [".", "notes.md", "/dev/null"])
+def test_another_file_is_no_certificate(tmp_path, name):
+    (tmp_path / "notes.md").write_text("notes")
+    done = run_here("env", "check", "--verify", name, cwd=tmp_path)
+    assert (done.returncode, "BK-FILE-FORMAT" in done.stderr) == (2, True)
+
+
 def test_another_file_is_not_overwritten(tmp_path):
     (tmp_path / "mine.md").write_text("notes")
     words = ["--certify", "--out", "mine.json"]

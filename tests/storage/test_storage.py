@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from buckeye.base import storage
+from buckeye.base.foreign_files import NotRegularFileError, read_regular
 
 
 def _run_writer(final: Path, die_at: int, kind: str) -> tuple[int, int]:
@@ -179,3 +180,10 @@ def test_any_text_can_be_written(tmp_path, text, written):
     storage.write_file(tmp_path / "file", text)
     assert (tmp_path / "file").read_text(encoding="utf-8") == written
     assert storage.well_formed({text: [text, 1, None]}) == {written: [written, 1, None]}
+
+
+def test_folder_in_place_of_a_file_is_refused_and_closed(tmp_path):
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(NotRegularFileError):
+        read_regular(tmp_path)
+    assert os.listdir("/proc/self/fd") == before

@@ -25,11 +25,14 @@ def read_regular(path: Path, *, limit: int = MAX_TEXT_BYTES) -> bytes:
     has more than `limit` bytes.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
-    with open(descriptor, "rb") as file:
+    try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             raise NotRegularFileError(f"{path} is {_kind(status.st_mode)}, not a file")
-        content = file.read(limit + 1) if status.st_size <= limit else b""
+        with open(descriptor, "rb", closefd=False) as file:
+            content = file.read(limit + 1) if status.st_size <= limit else b""
+    finally:
+        os.close(descriptor)
     if status.st_size > limit or len(content) > limit:
         raise NotRegularFileError(f"{path} has more than {limit:,} bytes")
     return content

@@ -40,7 +40,7 @@ def env_attack(
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write probes for `buckeye env check --probes FILE`.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the tasks and of the policies.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the tasks and of the policies.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Search for replies that are rewarded without the task, by known tricks and by reinforcement learning.

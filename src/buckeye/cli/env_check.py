@@ -39,7 +39,8 @@ def env_check(
     args: ArgsOption = None,
     variables: VariablesOption = None,
     budget: Annotated[
-        float, typer.Option(min=1.0, help="Seconds for all rollouts. Checks that do not fit are reported.")
+        float,
+        typer.Option(min=1.0, max=1e9, help="Seconds for all rollouts. Checks that do not fit are reported."),
     ] = 60.0,
     sample: Annotated[
         int, typer.Option(min=1, help="Maximum number of tasks per split and `family` in the tasks' data.")

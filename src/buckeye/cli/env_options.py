@@ -18,7 +18,7 @@ from buckeye.errors import UsageError
 if TYPE_CHECKING:
     from buckeye.config.environments import EnvConfig
 
-_TIME = re.compile(r"(\d+(?:\.\d+)?)([smh]?)")
+_TIME = re.compile(r"(\d{1,6}(?:\.\d+)?)([smh]?)")
 _UNIT_SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
