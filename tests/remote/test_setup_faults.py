@@ -18,7 +18,6 @@ from buckeye.remote import bootstrap, remote_run
 from buckeye.remote.base import SshTarget
 from buckeye.remote.connection import LostConnectionError
 from buckeye.remote.ledger import Ledger
-from buckeye.remote.upload import UploadCounts
 from tests.remote.landlord import KEY, FakeTime, Landlord, replace_time, serve
 from tests.remote.test_project import CONFIG
 
@@ -85,7 +84,7 @@ def faults(tmp_path, monkeypatch):
     monkeypatch.setattr(remote_run, "SshConnection", lambda *given, **named: FakeLink(found))
     monkeypatch.setattr(remote_run, "_CHECK_SECONDS", 0.01)
     stage_of(monkeypatch, found, remote_run.jobs, "remote_home", "home", "/root")
-    stage_of(monkeypatch, found, remote_run, "send_project", "send", UploadCounts(1, 1))
+    stage_of(monkeypatch, found, remote_run, "send_project", "send", 1)
     stage_of(monkeypatch, found, remote_run.jobs, "prepare", "prepare", None)
     stage_of(monkeypatch, found, remote_run.jobs, "start", "start", None)
     stage_of(monkeypatch, found, remote_run._RemoteRun, "_follow", "follow", 0)

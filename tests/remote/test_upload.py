@@ -125,7 +125,7 @@ def test_contents_modes_and_links_arrive(tmp_path):
     (here / "run.sh").write_text("#!/bin/sh\n")
     (here / "run.sh").chmod(0o755)
     (here / "link").symlink_to("a")
-    assert send(here, there).files == 4
+    assert send(here, there) > 1000
     assert (there / "b/c").read_text() == "2"
     assert (there / "a").read_text() == "1" * 1000
     assert os.access(there / "run.sh", os.X_OK)

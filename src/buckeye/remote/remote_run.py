@@ -38,7 +38,7 @@ from buckeye.remote.providers.prime import PrimeProvider
 from buckeye.remote.rental import Machine, dead_man_minutes, host_target, own_host, rent_pod
 from buckeye.remote.start_check import check_start
 from buckeye.remote.teardown import restored_handlers
-from buckeye.remote.upload import UploadCounts, send_project
+from buckeye.remote.upload import send_project
 from buckeye.run_files.directory import (
     RUN_FILE,
     check_unused,
@@ -234,7 +234,8 @@ class _RemoteRun:
             sent = await send_project(
                 self._link, job.python, jobs.project_folder(job), self._project.manifest
             )
-            self._notes.tell(_sent_text(sent))
+            files = counted(len(self._project.manifest.files), "file")
+            self._notes.tell(f"Sent {files}, {human_bytes(sent)}")
             await jobs.prepare(self._link, job, self._settings(job, software))
             await jobs.start(self._link, job, self._secrets())
             self._remember(job)
@@ -398,10 +399,6 @@ def _tell_project(project: Project) -> None:
         )
     if project.config.trainer.ckpt is None:
         _tell("warning: the run writes no checkpoints (trainer.ckpt): if the machine fails, the run is lost.")
-
-
-def _sent_text(sent: UploadCounts) -> str:
-    return f"Sent {counted(sent.files, 'file')}, {human_bytes(sent.bytes)}"
 
 
 def _tell(text: str) -> None:

@@ -8,7 +8,6 @@ import json
 import tarfile
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +21,8 @@ _STALL_SECONDS = 300.0
 _ANSWER_SECONDS = 300.0
 
 
-@dataclass(frozen=True, slots=True)
-class UploadCounts:
-    """Counts of an upload: sent files and bytes."""
-
-    files: int
-    bytes: int
-
-
-async def send_project(link: SshConnection, python: str, folder: str, manifest: Manifest) -> UploadCounts:
-    """Upload the files of the manifest to the new remote `folder`.
+async def send_project(link: SshConnection, python: str, folder: str, manifest: Manifest) -> int:
+    """Upload the files of the manifest to the new remote `folder`, and return the number of bytes sent.
 
     `python` is a remote interpreter with this version of Buckeye. Raises LostConnectionError, and RemoteError
     for failures on the other machine.
@@ -51,8 +42,8 @@ async def send_project(link: SshConnection, python: str, folder: str, manifest: 
                     raise LostConnectionError(f"{link.target} receives nothing") from None
                 count += len(piece)
             process.stdin.write_eof()
-        done = await _answer(process, link, folder)
-    return UploadCounts(files=int(done["received"]), bytes=count)
+        await _confirm(process, link, folder)
+    return count
 
 
 def iter_tar(files: Mapping[str, Path]) -> Iterator[bytes]:
@@ -95,11 +86,11 @@ def _content(path: Path, size: int) -> Iterator[bytes]:
     yield bytes(-size % tarfile.BLOCKSIZE)
 
 
-async def _answer(process: Any, link: SshConnection, folder: str) -> dict[str, Any]:
+async def _confirm(process: Any, link: SshConnection, folder: str) -> None:
     try:
         async with asyncio.timeout(_ANSWER_SECONDS):
-            said, _ = await read_answer(process.stdout)
-            return said
+            await read_answer(process.stdout)
+            return
     except TimeoutError:
         raise RemoteError(
             f"{link.target} did not confirm that it received {folder}", code="BK-REMOTE-TRANSFER"
