@@ -409,4 +409,4 @@ class Orchestrator:
         )
         self._poor_steps += collected.level()[0] != SUCCESS
         log_untrained_rollouts(step, collected, unaccounted, poor_steps=self._poor_steps)
-        self.run_watch.check()
+        await asyncio.to_thread(self.run_watch.check)  # it reads all steps again

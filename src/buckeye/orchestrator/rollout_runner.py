@@ -169,7 +169,9 @@ class RolloutRunner:
 
     async def _gather_group(self, group: GroupTask, members: Sequence[asyncio.Task[Rollout]]) -> Group:
         try:
-            await asyncio.wait(members)
+            ended, _ = await asyncio.wait(members, return_when=asyncio.FIRST_EXCEPTION)
+            for member in ended:
+                member.result()
         except asyncio.CancelledError:
             for member in members:
                 member.cancel()
