@@ -187,3 +187,14 @@ def test_folder_in_place_of_a_file_is_refused_and_closed(tmp_path):
     with pytest.raises(NotRegularFileError):
         read_regular(tmp_path)
     assert os.listdir("/proc/self/fd") == before
+
+
+def test_pipe_or_device_is_written_and_not_replaced(tmp_path):
+    """A root user may write to `/dev/null`, the device of the machine."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDWR | os.O_NONBLOCK)
+    storage.write_file(pipe, "text")
+    assert pipe.is_fifo()
+    assert os.read(reader, 10) == b"text"
+    os.close(reader)

@@ -90,13 +90,18 @@ def write_file(path: Path, data: bytes | str | Sequence[bytes], *, mode: int = 0
 
     Text is encoded by `utf8`. `mode` has the permissions of the new file, reduced by the umask of the user.
     """
+    data = utf8(data) if isinstance(data, str) else data
+    parts = [data] if isinstance(data, bytes) else data
+    if path.exists() and not path.is_file() and not path.is_dir():
+        with path.open("wb") as device:  # a pipe or a device such as /dev/null must not be replaced
+            device.writelines(parts)
+        return
     path.parent.mkdir(parents=True, exist_ok=True)
     _remove_leftovers(path.parent)
     temporary = _temporary_path(path)
     try:
         with open(temporary, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
-            data = utf8(data) if isinstance(data, str) else data
-            file.writelines([data] if isinstance(data, bytes) else data)
+            file.writelines(parts)
             file.flush()
             fault_point("storage.temporary_written")
             os.fsync(file.fileno())
