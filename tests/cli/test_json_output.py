@@ -106,6 +106,12 @@ def test_readers_print_the_described_keys(recorded, command):
     assert done.returncode in (0, 1), done.stderr
 
 
+@pytest.mark.parametrize("words", [(), ("--events",)])
+def test_logs_of_an_attempt_that_does_not_exist_are_refused(recorded, words):
+    done = run_here("rl", "logs", "recorded", "--attempt", "99", *words, cwd=recorded)
+    assert (done.returncode, "BK-CLI-ARGUMENT" in done.stderr) == (2, True)
+
+
 @pytest.mark.parametrize(
     ("words", "printed"),
     [

@@ -155,6 +155,9 @@ def test_rewards_of_turns_without_room_go_to_the_last_sampled_turn():
 
 
 def test_solve_all_and_solve_none_metrics():
-    groups = [group(*map(rollout, rewards)) for rewards in ((1.0, 1.0), (0.0, 0.0), (0.0, 1.0), (1.0, 2.0))]
+    groups = [
+        group(*map(rollout, rewards))
+        for rewards in ((1.0, 1.0), (0.0, 0.0), (0.0, 1.0), (0.7 + 0.2 + 0.1, 2.0))
+    ]
     metrics = batch_metrics(2, groups, OrchestratorConfig())
     assert (metrics["batch/solve_all"], metrics["batch/solve_none"]) == (0.5, 0.25)

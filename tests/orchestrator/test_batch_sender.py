@@ -1,17 +1,20 @@
 """Batches that vanish untrained are written again; servers are not blamed for damaged files."""
 
 import asyncio
+import errno
 
 import numpy as np
 import pytest
 
+from buckeye.base import disk
 from buckeye.base.process import RunIdentity
 from buckeye.base.storage import step_directory
 from buckeye.errors import TransportError
+from buckeye.orchestrator import weights_watcher
 from buckeye.orchestrator.batch import BatchSender
 from buckeye.orchestrator.weights_watcher import BrokenServers
 from buckeye.transport.batches import Batch, Sample, read_batch, remove_batch
-from buckeye.transport.restart_requests import RestartRequest, take_restart_requests
+from buckeye.transport.restart_requests import RestartRequest, request_restart, take_restart_requests
 
 from .test_weights_watcher import publish
 
@@ -72,6 +75,20 @@ def test_broken_server_with_valid_weights_gets_a_restart_request(tmp_path):
     publish(tmp_path / "weights", 1)
     asyncio.run(report(BrokenServers(tmp_path, ME), (tmp_path / "restart").exists))
     assert take_restart_requests(tmp_path) == [RestartRequest(url="http://127.0.0.1:4000", reason="wrong")]
+
+
+def test_restart_request_waits_for_a_full_disk(tmp_path, monkeypatch):
+    failures = [OSError(errno.ENOSPC, "no space"), OSError(errno.ENOSPC, "no space")]
+
+    def request(*args):
+        if failures:
+            raise failures.pop()
+        request_restart(*args)
+
+    monkeypatch.setattr(weights_watcher, "request_restart", request)
+    monkeypatch.setattr(disk, "_POLL_SECONDS", 0.01)
+    asyncio.run(report(BrokenServers(tmp_path, ME), (tmp_path / "restart").exists))
+    assert [one.reason for one in take_restart_requests(tmp_path)] == ["wrong"]
 
 
 def test_damaged_weights_end_the_run_instead_of_a_restart(tmp_path):

@@ -247,9 +247,15 @@ def fork(
 
 
 def _print_events(directory: Path, *, attempt: int | None, as_json: bool) -> None:
-    for event in read_events(directory):
-        if attempt in (None, event["attempt"]):
-            typer.echo(json.dumps(event) if as_json else event_line(event))
+    events = [event for event in read_events(directory) if attempt in (None, event["attempt"])]
+    if attempt is not None and not events:
+        raise UsageError(
+            f"--attempt {attempt}: no events of this attempt",
+            code="BK-CLI-ARGUMENT",
+            hint="Leave --attempt out to see the events of all attempts",
+        )
+    for event in events:
+        typer.echo(json.dumps(event) if as_json else event_line(event))
 
 
 def _print_lines(lines: Sequence[LogLine], *, last: int, as_json: bool) -> None:

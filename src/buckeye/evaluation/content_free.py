@@ -26,6 +26,7 @@ from buckeye.evaluation.checks.task_text import (
     question_of,
     quotations_of,
 )
+from buckeye.monitor.intervals import is_pass
 
 CONSTANT_REPLY = "one string always"
 _SHORT_WORD_LENGTH = 4
@@ -240,7 +241,7 @@ class _PolicyResults:
             scored=len(rewards),
             errored=sum(p.outcome.error is not None for p in rollouts),
             mean=math.fsum(rewards) / len(rewards) if rewards else math.nan,
-            exact=sum(reward >= 1.0 for reward in rewards) / len(rewards) if rewards else math.nan,
+            exact=sum(map(is_pass, rewards)) / len(rewards) if rewards else math.nan,
             best=max(rollouts, key=lambda p: (math.isfinite(p.reward), p.reward), default=None),
             forms=[rewards],
         )

@@ -25,6 +25,7 @@ from buckeye.launch.preflight.doctor import PreflightCheck, PreflightContext
 from buckeye.launch.preflight.memory_check import MEMORY
 from buckeye.launch.preflight.task_checks import task_check_name
 from buckeye.monitor.finding import advice_of, cause_of
+from buckeye.monitor.intervals import is_pass
 from buckeye.monitor.learning_findings import explain_no_spread
 from buckeye.monitor.verdicts import verdict
 from buckeye.orchestrator.environments import check_command, load_environments
@@ -167,7 +168,7 @@ def _no_spread_advice(result: EvalResult, truncated: float) -> str:
     name = explain_no_spread(
         mean=result.mean_reward,
         std=statistics.pstdev(result.rewards),
-        solved=statistics.fmean(min(rewards) >= 1.0 for rewards in tasks),
+        solved=statistics.fmean(is_pass(min(rewards)) for rewards in tasks),
         unsolved=statistics.fmean(max(rewards) <= 0.0 for rewards in tasks),
         truncated=truncated,
         alike=0.0,  # an untrained policy has not collapsed

@@ -58,6 +58,11 @@ def mean_reward(tasks: Sequence[ScoredTask]) -> Estimate:
     return mean_over_tasks([statistics.fmean(t.rewards) for t in tasks], [t.cluster for t in tasks])
 
 
+def is_pass(reward: float, pass_reward: float = 1.0) -> bool:
+    """Return True for a reward of at least `pass_reward`, or below it by rounding, as 0.7 + 0.2 + 0.1 is."""
+    return reward >= pass_reward - _EQUAL
+
+
 def mean_pass_at_k(tasks: Sequence[ScoredTask], k: int, *, pass_reward: float = 1.0) -> Estimate | None:
     """Return pass@k over tasks; a reward of at least `pass_reward` is a pass.
 
@@ -65,7 +70,7 @@ def mean_pass_at_k(tasks: Sequence[ScoredTask], k: int, *, pass_reward: float = 
     """
     if not tasks or min(len(t.rewards) for t in tasks) < k:
         return None
-    passed = [pass_at_k(len(t.rewards), sum(r >= pass_reward - _EQUAL for r in t.rewards), k) for t in tasks]
+    passed = [pass_at_k(len(t.rewards), sum(is_pass(r, pass_reward) for r in t.rewards), k) for t in tasks]
     return mean_over_tasks(passed, [t.cluster for t in tasks])
 
 

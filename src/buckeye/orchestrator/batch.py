@@ -22,6 +22,7 @@ from buckeye.base.faults import fault_point
 from buckeye.base.process import RunIdentity
 from buckeye.base.storage import step_directory, utf8, write_file
 from buckeye.config.orchestrator import OrchestratorConfig
+from buckeye.monitor.intervals import is_pass
 from buckeye.monitor.rollouts import rollouts_files
 from buckeye.orchestrator.advantages import batch_advantages, group_has_spread
 from buckeye.orchestrator.rollout import Group, Rollout
@@ -105,7 +106,7 @@ def batch_metrics(step: int, groups: Sequence[Group], config: OrchestratorConfig
         "logprob/mean": _mean_logprob(rollouts),
         "is_truncated/mean": statistics.fmean(float(r.truncated) for r in rollouts),
         "batch/solve_none": _share(groups, lambda g: max(g.rewards) <= 0.0),
-        "batch/solve_all": _share(groups, lambda g: min(g.rewards) >= 1.0),
+        "batch/solve_all": _share(groups, lambda g: is_pass(min(g.rewards))),
         "batch/with_spread": _share(groups, lambda g: _has_signal(g, config)),
         "batch/alike": _share(groups, _has_identical_rollouts),
         "batch/groups": len(groups),

@@ -6,9 +6,11 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from buckeye.base import heartbeat
+from buckeye.base.disk import write_when_room_async
 from buckeye.base.process import RunIdentity
 from buckeye.base.storage import step_directory
 from buckeye.errors import FinalRunError, RunError
@@ -46,7 +48,8 @@ class BrokenServers:
         while True:
             url, reason = await self._reported.get()
             await asyncio.to_thread(self._verify)
-            request_restart(self._output_dir, url, reason)
+            request = partial(request_restart, self._output_dir, url, reason)
+            await write_when_room_async(self._output_dir, request, what="a restart request", needed=0)
 
     def _verify(self) -> None:
         newest = newest_weights(self._output_dir / "weights", identity=self._identity)
