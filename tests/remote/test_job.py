@@ -17,6 +17,7 @@ import pytest
 
 from buckeye.base.json_lines import printable
 from buckeye.errors import RemoteError
+from buckeye.remote import follow
 from buckeye.remote import job as jobs
 from buckeye.remote.connection import SshConnection
 from buckeye.remote.control import RemoteRunRecorder, stop_remote
@@ -103,6 +104,16 @@ class Bench:
 
     async def until_end(self, link):
         return await self.follower(link).until_end()
+
+
+def test_the_error_of_a_job_that_cannot_start_arrives(host, tmp_path, monkeypatch):
+    monkeypatch.setattr(follow, "_START_SECONDS", 1.0)
+    bench = Bench(host, tmp_path, "")
+    python = tmp_path / "python"
+    fail = 'case "$*" in *pod.wrapper*) echo "no library" >&2; exit 1;; esac'
+    python.write_text(python.read_text().replace("\n", f"\n{fail}\n", 1))
+    with pytest.raises(RemoteError, match="no library"):
+        bench.run(bench.until_end)
 
 
 @pytest.mark.smoke

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -198,3 +200,17 @@ def test_pipe_or_device_is_written_and_not_replaced(tmp_path):
     assert pipe.is_fifo()
     assert os.read(reader, 10) == b"text"
     os.close(reader)
+
+
+def test_a_check_of_a_lock_does_not_prevent_it(tmp_path):
+    """A status that checks the lock of a run must not look like the run to one that starts."""
+    path = tmp_path / "lock"
+    check = os.open(path, os.O_RDONLY | os.O_CREAT)
+    fcntl.flock(check, fcntl.LOCK_SH)
+    threading.Timer(0.05, os.close, [check]).start()
+    held = storage.try_lock(path)
+    assert held is not None
+    assert storage.is_locked(path)
+    assert storage.try_lock(path) is None
+    os.close(held)
+    assert not storage.is_locked(path)

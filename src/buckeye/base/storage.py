@@ -19,6 +19,7 @@ import shutil
 import socket
 import stat
 import tempfile
+import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -34,6 +35,7 @@ from buckeye.errors import RunError
 
 _TEMPORARY = re.compile(r"^\..+\.tmp-(\d+)(?:-([0-9a-f]{8}))?$", re.DOTALL)
 _HASH_THREADS = 8
+_CHECK_SECONDS = 0.2
 _STEP = re.compile(r"^step_(0|[1-9]\d*)$")
 
 
@@ -228,11 +230,26 @@ def try_lock(path: Path) -> int | None:
     path.parent.mkdir(parents=True, exist_ok=True)
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock_file(handle)
     except BlockingIOError:
         os.close(handle)
         return None
     return handle
+
+
+def lock_file(handle: int) -> None:
+    """Lock an open file exclusively. Raise `BlockingIOError` if another process holds a lock.
+
+    `is_locked` in another process also holds a lock, but only for a moment.
+    """
+    deadline = time.monotonic() + _CHECK_SECONDS
+    while True:
+        try:
+            return fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                raise
+        time.sleep(_CHECK_SECONDS / 20)
 
 
 def is_locked(path: Path) -> bool:

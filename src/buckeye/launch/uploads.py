@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 import os
@@ -18,7 +17,7 @@ import msgspec
 
 from buckeye.base.disk import human_bytes, size_of
 from buckeye.base.process import stop_requests
-from buckeye.base.storage import write_file
+from buckeye.base.storage import lock_file, write_file
 from buckeye.config.shared import CheckpointConfig
 from buckeye.errors import BuckeyeError, CheckpointError, StoreError
 from buckeye.monitor.metrics import MetricsLog
@@ -277,7 +276,7 @@ def _locked(path: Path) -> Iterator[None]:
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         with suppress(OSError):  # the file system may have no locks
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock_file(handle)
         yield
     finally:
         os.close(handle)

@@ -94,7 +94,7 @@ class Follower:
             if vanished >= _MAX_VANISHED:
                 raise RemoteError(
                     f"the run on {self._link.target} ended without a report: it was killed, or the machine "
-                    f"restarted. {printable(str(look['ended_by'] or ''))[:1000]}".strip(),
+                    f"restarted. {printable(str(look['ended_by'] or '').strip())[:1000]}".strip(),
                     code="BK-REMOTE-JOB",
                 )
             now = time.monotonic()

@@ -82,7 +82,7 @@ async def start(link: SshConnection, job: RemoteJob, secrets: Mapping[str, str])
     wrapper = shlex.join([job.python, "-P", "-m", "buckeye.remote.pod.wrapper", job.folder])
     shown = shlex.join(["tail", "-n", "+1", "-F", f"{job.folder}/log"])
     terminal = (
-        f'{wrapper} & wrapper=$!; touch "{job.folder}/log"; '
+        f'{wrapper} 2>>wrapper.log & wrapper=$!; touch "{job.folder}/log"; '
         f"{shown} --pid=$wrapper 2>/dev/null & wait $wrapper"
     )
     words = [job.folder, _tmux_socket(job.id), terminal, wrapper, str(len(keys))]

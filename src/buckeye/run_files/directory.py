@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import itertools
 import json
 import logging
@@ -17,6 +16,7 @@ from pathlib import Path
 from buckeye.base.process import RunIdentity, StopFlag
 from buckeye.base.storage import (
     is_locked,
+    lock_file,
     read_json,
     remove_directory,
     step_directories,
@@ -321,7 +321,7 @@ def _open_locked(output_dir: Path) -> int:
     while True:
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock_file(handle)
         except BlockingIOError:
             holder = os.pread(handle, 32, 0).decode(errors="replace").strip()
             os.close(handle)

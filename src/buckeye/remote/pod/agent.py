@@ -52,12 +52,14 @@ class Agent:
         held = is_locked(self._folder / "lock")  # check first: a job writes rc, then releases the lock
         code = int(rc.read_text()) if rc.exists() else None
         log = self._folder / "log"
-        ended = self._folder / "dead_man"
+        causes = [self._folder / name for name in ("dead_man", "wrapper.log")]
         return {
             "running": held and code is None,
             "started": (self._folder / "pid").exists(),
             "code": code,
-            "ended_by": ended.read_text() if ended.exists() else None,
+            "ended_by": next(
+                (path.read_text(errors="replace")[-1000:] for path in causes if path.exists()), None
+            ),
             "log_size": log.stat().st_size if log.exists() else 0,
             "files": list(self._files(self._output, "")),
         }

@@ -8,6 +8,7 @@ Files in the folder JOB:
 - `pid`: id of this process
 - `log`: output of the job
 - `rc`: exit code of the job, written after all other files
+- `wrapper.log`: errors of this process
 """
 
 from __future__ import annotations
