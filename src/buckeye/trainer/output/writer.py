@@ -433,7 +433,22 @@ class BackgroundThread:
 
     def _run(self) -> None:
         while True:
-            _run_work(*self._queue.get())
+            previous, future, work = self._queue.get()
+            error: BaseException | None = None
+            try:
+                for earlier in previous:
+                    earlier.result()
+                work()
+            except BaseException as caught:
+                error = caught
+            # Free the data before the result is known: this process may then end, and torch aborts a process
+            # whose thread frees tensors at its end.
+            del previous, work
+            if error is None:
+                future.set_result(None)
+            else:
+                future.set_exception(error)
+            del future, error
 
     @property
     def is_busy(self) -> bool:
@@ -470,17 +485,6 @@ class BackgroundThread:
                 logger.info("Still waiting for %s after %.0f s", self._what, logged - began)
             self.check()
         self.check()
-
-
-def _run_work(previous: list[Future[None]], future: Future[None], work: Callable[[], None]) -> None:
-    """Call `work` unless a previous function failed. At the end, a waiting thread does not keep its data."""
-    try:
-        for earlier in previous:
-            earlier.result()
-        work()
-        future.set_result(None)
-    except BaseException as error:
-        future.set_exception(error)
 
 
 def _weight_format(config: TrainerConfig | SFTConfig, learner: Learner) -> tuple[torch.dtype | None, bool]:
