@@ -80,7 +80,9 @@ def test_a_server_may_report_tokens_as_null(judged):
     usage = {"prompt_tokens": 7, "completion_tokens": None}
     with chat_server(lambda *_: (200, json.dumps({"choices": [choice], "usage": usage}))) as (url, _):
         (outcome,) = outcomes(judged(url), "red")
+        (unlimited,) = outcomes(judged(url, prices=[1, 1], max_cost=9.0), "red")
     assert (outcome.reward, outcome.components["judge_tokens"]) == (0.8, 7)
+    assert unlimited.reward is None  # `max_cost` would not see what it has cost
 
 
 def test_a_grade_that_the_disk_cannot_keep_counts(judged, tmp_path, caplog):

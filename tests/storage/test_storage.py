@@ -200,6 +200,19 @@ def test_pipe_or_device_is_written_and_not_replaced(tmp_path):
     assert pipe.is_fifo()
     assert os.read(reader, 10) == b"text"
     os.close(reader)
+    with pytest.raises(OSError):  # noqa: PT011  and no wait for a reader
+        storage.write_file(pipe, "text")
+
+
+def test_link_to_an_open_file_is_written_and_not_replaced(tmp_path, monkeypatch):
+    """`/dev/stdout` is such a link."""
+    monkeypatch.setattr(storage, "_DEVICE_FOLDERS", (tmp_path / "dev",))
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "output").write_text("printed\n")
+    (tmp_path / "dev" / "stdout").symlink_to(tmp_path / "output")
+    storage.write_file(tmp_path / "dev" / "stdout", "written\n")
+    assert (tmp_path / "dev" / "stdout").is_symlink()
+    assert (tmp_path / "output").read_text() == "printed\nwritten\n"
 
 
 def test_a_check_of_a_lock_does_not_prevent_it(tmp_path):

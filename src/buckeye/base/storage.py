@@ -35,7 +35,8 @@ from buckeye.errors import RunError
 
 _TEMPORARY = re.compile(r"^\..+\.tmp-(\d+)(?:-([0-9a-f]{8}))?$", re.DOTALL)
 _HASH_THREADS = 8
-_CHECK_SECONDS = 0.2
+_DEVICE_FOLDERS = (Path("/dev"), Path("/dev/fd"), Path("/proc/self/fd"))
+_CHECK_SECONDS = 0.2  # longer than `is_locked` holds a lock
 _STEP = re.compile(r"^step_(0|[1-9]\d*)$")
 
 
@@ -94,10 +95,8 @@ def write_file(path: Path, data: bytes | str | Sequence[bytes], *, mode: int = 0
     """
     data = utf8(data) if isinstance(data, str) else data
     parts = [data] if isinstance(data, bytes) else data
-    if path.exists() and not path.is_file() and not path.is_dir():
-        with path.open("wb") as device:  # a pipe or a device such as /dev/null must not be replaced
-            device.writelines(parts)
-        return
+    if _is_device(path):
+        return _write_device(path, parts)
     path.parent.mkdir(parents=True, exist_ok=True)
     _remove_leftovers(path.parent)
     temporary = _temporary_path(path)
@@ -113,6 +112,20 @@ def write_file(path: Path, data: bytes | str | Sequence[bytes], *, mode: int = 0
         sync(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _is_device(path: Path) -> bool:
+    """Return True for a pipe, a device, and a link such as /dev/stdout: they must not be replaced."""
+    if not path.exists() or path.is_dir():
+        return False
+    return not path.is_file() or path.absolute().parent in _DEVICE_FOLDERS
+
+
+def _write_device(path: Path, parts: Sequence[bytes]) -> None:
+    """Write to a pipe or a device. Raise `OSError` for a pipe that no process reads."""
+    with open(path, "ab", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as device:
+        os.set_blocking(device.fileno(), True)
+        device.writelines(parts)
 
 
 def write_link(path: Path, target: str) -> None:

@@ -148,10 +148,11 @@ class JudgeReward:
         if answer is None:
             raise OutcomeError("the request is too long for the judge")
         usage = answer.get("usage") or {}
-        if limit is not None and not usage:
-            raise OutcomeError("the judge's server reports no tokens, which `max_cost` needs")
+        tokens = [usage.get("prompt_tokens"), usage.get("completion_tokens")]
+        if limit is not None and None in tokens:
+            raise OutcomeError("the judge's server does not report all tokens, which `max_cost` needs")
         text = str(answer["choices"][0]["message"].get("content") or "")
-        return text, self._count(usage.get("prompt_tokens") or 0, usage.get("completion_tokens") or 0)
+        return text, self._count(*(count or 0 for count in tokens))
 
     async def _wait_for_start(self) -> None:
         if self.config.rate_limit is not None:
