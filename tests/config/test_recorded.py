@@ -75,3 +75,12 @@ def test_kv_cache_that_the_launcher_chose_next_to_a_trainer_is_not_a_change(load
     record_config(config.model_copy(update=cache))
     assert changed_settings(config.output_dir, config) == []
     assert changed_settings(config.output_dir, load(RLConfig, *words, "--trainer-gpu-ids", "1"))
+
+
+@pytest.mark.parametrize("damaged", [None, [{}], 5])
+def test_damaged_record_of_gpus_is_a_change(load, folder, damaged):
+    config = load(RLConfig, "--trainer", "--orchestrator", "--inference", "--output-dir", "run")
+    record_config(config)
+    path = folder.path / "run" / "configs" / "rl.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"inference_gpu_ids": damaged}))
+    assert changed_settings(config.output_dir, config)

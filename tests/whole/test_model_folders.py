@@ -160,6 +160,15 @@ def far_token_in_prompts(folder):
     template.write_text("<far98>" + template.read_text())
 
 
+def change_dtype(folder, dtype):
+    content = (folder / WEIGHTS).read_bytes()
+    end = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:end])
+    header[EMBED]["dtype"] = dtype
+    new = json.dumps(header).encode()
+    (folder / WEIGHTS).write_bytes(len(new).to_bytes(8, "little") + new + content[end:])
+
+
 def no_tokenizer(folder):
     for file in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         (folder / file).unlink()
@@ -198,6 +207,7 @@ BROKEN = {
         "BK-MODEL-DAMAGED",
         lambda m: change(m, lambda t: {n: v.char() for n, v in t.items()}),
     ),
+    "no dtype in the file": ("BK-MODEL-DAMAGED", lambda m: change_dtype(m, [])),
     "missing tensors": ("BK-MODEL-DAMAGED", lambda m: change(m, without("layers.1.mlp"))),
     "missing layer": ("BK-MODEL-DAMAGED", config(num_hidden_layers=3, layer_types=...)),
     "layers and their kinds differ": ("BK-MODEL-DAMAGED", config(num_hidden_layers=1)),

@@ -59,7 +59,7 @@ def _environments(values: Any) -> Iterator[dict[str, Any]]:
 
 def _located(text: str, folder: Path) -> str:
     path = folder / os.path.expanduser(text)
-    return str(path) if path.exists() else text
+    return str(path) if os.path.exists(path) else text  # False also for a text that cannot be a path
 
 
 def _located_rewards(reward: Any, folder: Path) -> Any:

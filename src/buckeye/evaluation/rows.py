@@ -7,14 +7,18 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from buckeye.base.json_lines import LineFile, parse_json_lines, read_json_lines
+from buckeye.envs.stdlib_only.outcomes import MAX_NUMBER
 from buckeye.errors import UsageError
 
 ROLLOUTS = "rollouts.jsonl"
+
+Score = Annotated[float, msgspec.Meta(ge=-MAX_NUMBER, le=MAX_NUMBER)]
+"""Reward or component, within the limit of outcomes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,11 +30,11 @@ class EvalRow:
 
     task_id: str
     rollout: int
-    reward: float | None
+    reward: Score | None
     error: str | None = None
     stop_reason: str = "done"
     truncated: bool = False
-    components: Mapping[str, float] = field(default_factory=dict)
+    components: Mapping[str, Score] = field(default_factory=dict)
     explanations: Mapping[str, str] = field(default_factory=dict)
     turns: int = 0
     prompt_tokens: int = 0
@@ -52,7 +56,7 @@ def read_rows(path: Path) -> dict[tuple[str, int], EvalRow]:
     """
     try:
         rows = [msgspec.convert(record, EvalRow) for record in read_json_lines(path)]
-    except msgspec.ValidationError as error:
+    except (msgspec.ValidationError, UnicodeEncodeError) as error:
         raise UsageError(
             f"{path} has a line that is not a rollout of an evaluation: {error}", code="BK-FILE-FORMAT"
         ) from None

@@ -173,8 +173,9 @@ def _chosen_settings(former: Mapping[str, Any], current: Mapping[str, Any]) -> s
         chosen.update(_WITH_COLOCATE)
     if is_colocated and current["colocate_offload"] == "auto":
         chosen.update(_WITH_OFFLOAD)
-    shares_gpu = {*former.get("inference_gpu_ids", ())} & {*former.get("trainer_gpu_ids", ())}
-    if shares_gpu and (current["inference"] or {}).get("kv_cache_gb") is None:
+    gpus, others = former.get("inference_gpu_ids"), former.get("trainer_gpu_ids")
+    is_shared = isinstance(gpus, list) and isinstance(others, list) and any(gpu in others for gpu in gpus)
+    if is_shared and (current["inference"] or {}).get("kv_cache_gb") is None:
         chosen.add("kv_cache_gb")  # of vLLM next to a trainer
     return chosen
 

@@ -27,7 +27,7 @@ BOUNDARIES = get_args(Boundary)
 
 MAX_MESSAGE = 4_000
 _SHORTENED = re.compile(r"\.\.\. \(\d{1,20} characters in all\)")
-_MAX_NUMBER = 1e30
+MAX_NUMBER = 1e30
 """Maximum absolute value of rewards and components. Sums of many such values are finite in float32."""
 _MAX_NAME = 200
 _MAX_COMPONENTS = 1_000
@@ -120,8 +120,8 @@ def to_finite_float(value: Any, what: str) -> float:
         number = math.inf
     if not math.isfinite(number):
         raise OutcomeError(f"{what} is {_describe(value)}, which is not finite")
-    if abs(number) > _MAX_NUMBER:
-        raise OutcomeError(f"{what} is {_describe(value)}, which exceeds the limit of {_MAX_NUMBER:g}")
+    if abs(number) > MAX_NUMBER:
+        raise OutcomeError(f"{what} is {_describe(value)}, which exceeds the limit of {MAX_NUMBER:g}")
     return number
 
 

@@ -224,8 +224,10 @@ def tensor_headers(directory: Path) -> dict[Path, dict[str, dict[str, Any]]]:
                 length = int.from_bytes(handle.read(8), "little")
                 header = json.loads(handle.read(min(length, _MAX_HEADER_BYTES)))
             header.pop("__metadata__", None)
-            if not all(_is_shape(entry["shape"]) for entry in header.values()):
-                raise ValueError("a shape must be a list of whole numbers")
+            if not all(
+                _is_shape(entry["shape"]) and isinstance(entry["dtype"], str) for entry in header.values()
+            ):
+                raise ValueError("a shape must be a list of whole numbers, a dtype a text")
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             message = f"{file} is not a complete safetensors file"
             raise UsageError(message, code="BK-MODEL-DAMAGED", hint=_FETCH_AGAIN) from None

@@ -104,8 +104,12 @@ def _file_reasons(config: Mapping[str, Any]) -> Iterator[str]:
         yield "its attention is not causal"
     if config.get("slow_but_exact") and config.get("pretraining_tp") not in (None, 1):
         yield "slow_but_exact is True: its layers ignore adapters"
-    names = config.get("architectures") or ()
-    heads = [name for name in names if not any(part in str(name) for part in _HEADS)]
+    names = config.get("architectures") or []
+    heads = [
+        name
+        for name in (names if isinstance(names, list) else [names])
+        if not any(part in str(name) for part in _HEADS)
+    ]
     if heads:
         yield f"the architecture {format_value(heads[0])} is not a causal language model"
     kinds = config.get("layer_types")

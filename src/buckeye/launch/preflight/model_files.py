@@ -354,7 +354,7 @@ def _check_duplicates(headers: Mapping[Path, Mapping[str, Any]]) -> None:
 def _check_4bit(path: Path, entries: Mapping[str, Mapping[str, Any]]) -> None:
     """Raise `UsageError` unless each weight with a state of 4 bits, and no other, has this form."""
     described = {name.partition(_QUANTIZED)[0] for name in entries if _QUANTIZED in name}
-    packed = {n for n, entry in entries.items() if n.endswith(".weight") and entry.get("dtype") == "U8"}
+    packed = {n for n, entry in entries.items() if n.endswith(".weight") and entry["dtype"] == "U8"}
     if not described:
         raise _error("quantization_config names weights in 4 bits, and the files have other ones", at=path)
     for name in sorted(described ^ packed):
@@ -372,7 +372,7 @@ def _check_index(directory: Path, shapes: Collection[str]) -> None:
 
 def _check_dtypes(file: Path, header: Mapping[str, Mapping[str, Any]]) -> None:
     for name, entry in header.items():
-        dtype = entry.get("dtype")
+        dtype = entry["dtype"]
         if dtype not in _FLOATS:
             raise _error(
                 f"{name} has dtype {format_value(dtype)}, and config.json has no quantization_config",
@@ -426,7 +426,7 @@ def _check_values(headers: Mapping[Path, Mapping[str, Any]]) -> None:
         (file, name, entry)
         for file, header in headers.items()
         for name, entry in header.items()
-        if entry.get("dtype") in _FLOATS
+        if entry["dtype"] in _FLOATS
     ]
     scanned = 0
     for file, name, entry in sorted(entries, key=lambda part: math.prod(part[2]["shape"])):
