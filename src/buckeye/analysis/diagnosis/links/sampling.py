@@ -78,9 +78,13 @@ def truncated_replies(facts: DiagnosisFacts) -> Result:
 
     Replies that grow longer only later are a consequence of the updates.
     """
-    rows = facts.query("SELECT reward, truncated, completion_tokens, step FROM rollouts WHERE {trained}")
+    rows = facts.query(
+        "SELECT reward, truncated, completion_tokens, step FROM rollouts WHERE {trained} ORDER BY step"
+    )
     cut, ended = ([row for row in rows if row[1] == kind and row[3] > facts.last - RECENT] for kind in (1, 0))
-    first = [row[1] for row in rows if row[3] <= facts.early]
+    first = [
+        row[1] for row in rows if row[3] == rows[0][3]
+    ]  # a large update may lengthen those of the next step
     if len(cut) + len(ended) < 30:
         return None
     share, share_at_first = len(cut) / (len(cut) + len(ended)), sum(first) / max(1, len(first))
