@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -44,12 +44,16 @@ class _Message(msgspec.Struct):
     content: msgspec.Raw = msgspec.Raw(b'""')
 
 
+_Integer = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+"""Integer that SQLite stores."""
+
+
 class _Line(msgspec.Struct):
     """Indexed fields of a line of a rollout file. Lines of evaluations lack some of them."""
 
     task_id: str
-    group: int = 0
-    rollout: int | None = None
+    group: _Integer = 0
+    rollout: _Integer | None = None
     env: str = ""
     dropped: str | None = None
     reward: float | None = None
@@ -64,9 +68,9 @@ class _Line(msgspec.Struct):
     seconds: float | None = None
     ended: float | None = None
     sampling_seconds: float | None = None
-    turns: int = 0
-    completion_tokens: int = 0
-    oldest_version: int | None = None
+    turns: _Integer = 0
+    completion_tokens: _Integer = 0
+    oldest_version: _Integer | None = None
     text: list[str] = []
     messages: list[_Message] = []
 

@@ -154,7 +154,7 @@ def _read_scale(path: Path) -> Callable[[str, int], float]:
     except FileNotFoundError:
         message = f"{path.parent} is not an adapter in peft's format: no {path.name}"
         raise TransportError(message, code="BK-ADAPTER") from None
-    except (OSError, ValueError, TypeError, AttributeError, KeyError, re.error) as error:
+    except (OSError, ValueError, TypeError, AttributeError, KeyError, OverflowError, re.error) as error:
         raise TransportError(f"cannot read {path}: {error!r}", code="BK-ADAPTER") from error
     if unsupported:
         raise TransportError(
