@@ -43,6 +43,8 @@ from buckeye.config.trainer import TrainerConfig
 from buckeye.envs.stdlib_only.outcomes import OutcomeError, checked_outcome
 from buckeye.errors import BuckeyeError, UsageError
 from buckeye.evaluation import rows as evaluation_rows
+from buckeye.evaluation.certify import certificate
+from buckeye.evaluation.certify.identity import changes
 from buckeye.evaluation.figures import compute_figures
 from buckeye.inference.engine.adapters import AdaptedCheckpoint
 from buckeye.inference.engine.architecture import read_spec, tensor_shapes
@@ -319,6 +321,12 @@ def _run(folder):
     return run_status(run)
 
 
+def _certificate(path):
+    found = certificate.read_certificate(path)
+    current = {"package": {"files": {}, "version": None}, "tasks": {}}
+    return certificate.renewal_command(found, path), changes(found, current)
+
+
 def _evaluations(folder):
     return checkpoint.read_scores(folder / "run")
 
@@ -527,6 +535,7 @@ LOADERS: dict[str, Loader] = {
     "remote.json": _part(_put_remote_run, lambda folder: terminal_command(folder / "run"), "run/remote.json"),
     "remote.json, rl status": _part(_put_remote_run, STATUS, "run/remote.json"),
     "eval rows": _file("rollouts.jsonl", "lines", _evaluated),
+    "certificate": _file("certificate.json", "json", _certificate),
     "ledger": _file("p.json", "json", _ledger, seed="ledger.json"),
     "offers": _file("offers.json", "json", _offers),
     "pod status": _file("pods.json", "json", lambda path: _from_provider(path, lambda p: p.status("p1"))),

@@ -13,6 +13,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from buckeye.base.columns import markdown_table
 from buckeye.base.storage import read_json, write_file
 from buckeye.envs.base import Environment
@@ -37,6 +39,41 @@ _VERDICTS: Mapping[CheckStatus, Verdict] = {
 }  # fmt: skip
 _PAGE_START, _START = "# Certificate of ", 200
 _PROGRAM_SECONDS = 120.0
+
+
+class _Environment(msgspec.Struct):
+    id: str
+    args: dict[str, Any]
+    name: str
+
+
+class _Package(msgspec.Struct):
+    version: str | None
+    files: dict[str, str]
+
+
+class _Tasks(msgspec.Struct):
+    count: int
+    sha256: str
+
+
+class _Settings(msgspec.Struct):
+    sessions: int
+    sample: int
+    seed: int
+    budget: float
+    max_content_free: float
+
+
+class _Certificate(msgspec.Struct):
+    """The fields of a certificate that are read again."""
+
+    environment: _Environment
+    verdict: str
+    package: _Package
+    tasks: dict[str, _Tasks]
+    settings: _Settings
+    date: str
 
 
 async def certify(
@@ -107,6 +144,10 @@ def read_certificate(path: Path) -> dict[str, Any]:
         value = read_json(path)
     if not isinstance(value, dict) or value.get("format") != FORMAT:
         raise UsageError(f"{path} is not a certificate of this version", code="BK-FILE-FORMAT")
+    try:
+        msgspec.convert(value, _Certificate)
+    except ValueError as error:
+        raise UsageError(f"{path} is a damaged certificate: {error}", code="BK-FILE-FORMAT") from None
     signature = Path(f"{path}.sig")
     if signature.exists():
         argv = ["-Y", "check-novalidate", "-n", NAMESPACE, "-s", str(signature)]
