@@ -111,7 +111,7 @@ def test_written_batch_can_be_read(tmp_path):
     assert msgspec.to_builtins(good) == {**line, "number": 0}
     path.write_text(f"{json.dumps(line)}\n{json.dumps({**line, chr(0xD800): 1})}\n")
     good, unreadable = read_rollouts(tmp_path, 2)
-    assert (len(good), unreadable) == (1, 1)
+    assert (len(good), unreadable) == (2, 0)
 
 
 def test_the_record_has_the_advantages_that_are_trained_with_and_the_messages(tmp_path):

@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from buckeye.base.storage import well_formed
+from buckeye.base.storage import parse_json, well_formed
 
 _LOCK_SECONDS = 2.0  # if a process is suspended while it writes, others wait for its lock for this time
 
@@ -40,7 +40,7 @@ def parse_json_lines(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
     """Yield the objects of JSON lines in order. Invalid lines are skipped."""
     for line in lines:
         try:
-            value = json.loads(line)
+            value = parse_json(line.decode("utf-8-sig"))
         except (ValueError, RecursionError):
             continue
         if isinstance(value, dict):

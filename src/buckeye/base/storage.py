@@ -34,6 +34,7 @@ from buckeye.base.foreign_files import read_regular
 from buckeye.errors import RunError
 
 _TEMPORARY = re.compile(r"^\..+\.tmp-(\d+)(?:-([0-9a-f]{8}))?$", re.DOTALL)
+_HALF_PAIR = re.compile(r"\\u[dD][89a-fA-F]")
 _HASH_THREADS = 8
 _DEVICE_FOLDERS = (Path("/dev"), Path("/dev/fd"), Path("/proc/self/fd"))
 _CHECK_SECONDS = 0.2  # longer than `is_locked` holds a lock
@@ -154,6 +155,12 @@ def utf8(text: str) -> bytes:
 def well_formed(value: Any) -> Any:
     """Return a JSON value in which UTF-8 can encode every text."""
     return change_texts(value, lambda text: utf8(text).decode())
+
+
+def parse_json(text: str) -> Any:
+    """Return the value of a JSON text. UTF-8 can encode all its texts. Raise `ValueError` for other input."""
+    value = json.loads(text)
+    return well_formed(value) if _HALF_PAIR.search(text) else value
 
 
 def change_texts(value: Any, change: Callable[[str], str]) -> Any:
@@ -292,7 +299,7 @@ def read_json(path: Path) -> Any:
     large, or nested too deeply.
     """
     try:
-        return json.loads(read_regular(path).decode())
+        return parse_json(read_regular(path).decode())
     except RecursionError:
         raise ValueError("lists or tables are nested too deeply") from None
 

@@ -56,7 +56,7 @@ def read_rows(path: Path) -> dict[tuple[str, int], EvalRow]:
     """
     try:
         rows = [msgspec.convert(record, EvalRow) for record in read_json_lines(path)]
-    except (msgspec.ValidationError, UnicodeEncodeError) as error:
+    except msgspec.ValidationError as error:
         raise UsageError(
             f"{path} has a line that is not a rollout of an evaluation: {error}", code="BK-FILE-FORMAT"
         ) from None

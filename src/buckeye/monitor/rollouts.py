@@ -127,7 +127,7 @@ def read_rollouts(run: Path, step: int) -> tuple[list[RecordedRollout], int]:
         for line in read_json_lines(run / ROLLOUTS_FOLDER / rollouts_file(step, dropped=dropped)):
             try:
                 found.append(_rollout(line, numbers))
-            except (msgspec.ValidationError, UnicodeEncodeError):  # of half a surrogate pair in a key
+            except msgspec.ValidationError:
                 unreadable += 1
     return sorted(found, key=lambda recorded: (recorded.dropped is not None, recorded.group)), unreadable
 

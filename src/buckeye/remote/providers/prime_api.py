@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 
 from buckeye.base.prime_account import PrimeAccount
+from buckeye.base.storage import parse_json
 from buckeye.errors import AccountError, RemoteError
 from buckeye.version import __version__
 
@@ -182,7 +183,7 @@ class PrimeApi:
         if not response.content.strip():
             raise UnansweredError(f"{what}: the response is empty ({response.status_code})")
         try:
-            found = json.loads(response.content)
+            found = parse_json(response.content.decode())
         except (ValueError, RecursionError):
             found = None
         if not isinstance(found, dict):
