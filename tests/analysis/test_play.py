@@ -216,7 +216,13 @@ def test_an_error_that_repeats_is_printed_once_and_ends_the_rollouts(greetings):
 
 @pytest.mark.parametrize(
     "words",
-    [("--task", "4"), ("--split", "eval"), ("--base-url", "http://127.0.0.1:1/v1"), ("--min-reward", "1")],
+    [
+        ("--task", "4"),
+        ("--split", "eval"),
+        ("--base-url", "http://127.0.0.1:1/v1"),
+        ("--min-reward", "1"),
+        ("--policy", "random", "-n", str(10**30)),
+    ],
 )
 def test_wrong_words_are_told(greetings, words, wording):
     assert play(greetings, "greetings.py", *words, code=2).stderr == wording

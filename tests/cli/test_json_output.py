@@ -112,6 +112,17 @@ def test_logs_of_an_attempt_that_does_not_exist_are_refused(recorded, words):
     assert (done.returncode, "BK-CLI-ARGUMENT" in done.stderr) == (2, True)
 
 
+@pytest.mark.parametrize("count", ["1", "0", "9999"])
+def test_logs_print_the_newest_events(recorded, count):
+    done = run_here("rl", "logs", "recorded", "--events", "-n", count, "--json", cwd=recorded)
+    events = (recorded / "recorded" / "events.jsonl").read_text().splitlines()
+    shown = events[-1:] if count == "1" else events
+    assert [json.loads(line)["time"] for line in done.stdout.splitlines()] == [
+        json.loads(line)["time"] for line in shown
+    ]
+    assert (str(len(events) - 1) in done.stderr) == (count == "1")
+
+
 @pytest.mark.parametrize(
     ("words", "printed"),
     [

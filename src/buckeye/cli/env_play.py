@@ -58,7 +58,8 @@ def play(
     variables: VariablesOption = None,
     split: Annotated[str | None, typer.Option(help="Split of tasks. Default: train, else eval.")] = None,
     count: Annotated[
-        int, typer.Option("--count", "-n", min=1, help="Number of rollouts, on consecutive tasks.")
+        int,
+        typer.Option("--count", "-n", min=1, max=10**6, help="Number of rollouts, on consecutive tasks."),
     ] = 1,
     at_once: Annotated[
         int, typer.Option(metavar="N", min=1, help="Number of parallel rollouts, if you are not the policy.")

@@ -96,7 +96,9 @@ def logs(
             metavar="NAME", help="Only this process: rl, inference, orchestrator, trainer, trainer_1 ..."
         ),
     ] = None,
-    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="Number of newest lines; 0: all.")] = 200,
+    lines: Annotated[
+        int, typer.Option("--lines", "-n", min=0, help="Number of newest lines or events; 0: all.")
+    ] = 200,
     attempt: Annotated[int | None, typer.Option(help="Show an earlier attempt.")] = None,
     events: Annotated[
         bool,
@@ -112,7 +114,7 @@ def logs(
         if follow or process is not None:
             hint = "Leave --follow and --process out"
             raise UsageError("--events excludes --follow and --process", code="BK-CLI-CONFLICT", hint=hint)
-        _print_events(directory, attempt=attempt, as_json=as_json)
+        _print_events(directory, attempt=attempt, last=lines, as_json=as_json)
         return
     if follow and attempt is not None:
         hint = "Leave --attempt out"
@@ -246,7 +248,7 @@ def fork(
     typer.echo(f"  buckeye rl resume {quoted(fork_directory)}")
 
 
-def _print_events(directory: Path, *, attempt: int | None, as_json: bool) -> None:
+def _print_events(directory: Path, *, attempt: int | None, last: int, as_json: bool) -> None:
     events = [event for event in read_events(directory) if attempt in (None, event["attempt"])]
     if attempt is not None and not events:
         raise UsageError(
@@ -254,21 +256,26 @@ def _print_events(directory: Path, *, attempt: int | None, as_json: bool) -> Non
             code="BK-CLI-ARGUMENT",
             hint="Leave --attempt out to see the events of all attempts",
         )
-    for event in events:
+    for event in events[_left_out(events, last, "earlier event") :]:
         typer.echo(json.dumps(event) if as_json else event_line(event))
 
 
 def _print_lines(lines: Sequence[LogLine], *, last: int, as_json: bool) -> None:
-    left_out = max(0, len(lines) - last) if last else 0
-    if left_out:
-        typer.echo(f"({counted(left_out, 'earlier line')} left out; -n 0 shows all)", err=True)
     width = max((len(line.process) for line in lines), default=0)
-    for line in lines[left_out:]:
+    for line in lines[_left_out(lines, last, "earlier line") :]:
         typer.echo(
             json.dumps(dataclasses.asdict(line), ensure_ascii=False)
             if as_json
             else f"{line.process:<{width}} | {printable(line.text)}"
         )
+
+
+def _left_out(items: Sequence[object], last: int, name: str) -> int:
+    """Return the number of items before the `last` ones (0: all are shown), and report it on stderr."""
+    left_out = max(0, len(items) - last) if last else 0
+    if left_out:
+        typer.echo(f"({counted(left_out, name)} left out; -n 0 shows all)", err=True)
+    return left_out
 
 
 def _kinds(only: Sequence[str] | None, checkpoints: int | None) -> list[Kind]:
