@@ -139,3 +139,18 @@ def test_unknown_flag_for_tasks_suggests_the_right_one(command, right, word, tmp
 def test_flag_of_another_program_suggests_the_one_of_the_command(command, right, tmp_path):
     done = run_here(*command.split(), cwd=tmp_path)
     assert (done.returncode, f"Did you mean {right}?" in done.stderr) == (2, True), done.stderr
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("rl", "fork", "run", "--step", "1", "-o", "b\udcffd"),
+        ("rl", "export", "run", "-o", "b\udcffd"),
+        ("model", "tiny", "b\udcffd", "--corpus", "corpus.txt"),
+        ("rl", "--output-dir", "b\udcffd"),
+    ],
+)
+def test_paths_that_are_not_utf_8_are_refused_before_anything_is_written(tmp_path, words):
+    done = run_here(*words, cwd=tmp_path)
+    assert (done.returncode, "BK-CLI-ARGUMENT" in done.stderr) == (2, True)
+    assert list(tmp_path.iterdir()) == []

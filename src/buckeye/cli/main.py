@@ -37,7 +37,18 @@ def _main(argv: list[str], program: str) -> None:
         sys.exit(error.exit_code)
     from buckeye.cli.errors import run_command, take_debug_flag
 
-    run_command(lambda: _run(take_debug_flag(argv), program))
+    run_command(lambda: _run(_refuse_bytes(take_debug_flag(argv)), program))
+
+
+def _refuse_bytes(argv: list[str]) -> list[str]:
+    """Return the args. Raise UsageError if one is not UTF-8, because the files of Buckeye cannot name it."""
+    for arg in argv:
+        try:
+            arg.encode()
+        except UnicodeEncodeError:
+            hint = "Rename the file or folder, or correct the text"
+            raise UsageError(f"not UTF-8: {arg!r}", code="BK-CLI-ARGUMENT", hint=hint) from None
+    return argv
 
 
 def _help_page(argv: Sequence[str], program: str) -> Callable[[], None] | None:
