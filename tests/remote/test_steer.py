@@ -7,7 +7,7 @@ from contextlib import nullcontext
 
 import pytest
 
-from buckeye.errors import RemoteError
+from buckeye.errors import RemoteError, RunError
 from buckeye.remote import control
 from buckeye.remote.control import RemoteRunRecorder, stop_remote
 from buckeye.run_files.directory import check_unused, lock_directory
@@ -100,6 +100,15 @@ def test_a_host_that_does_not_answer_is_told_within_seconds(tmp_path, monkeypatc
     with refusal(RemoteError):
         stop_remote(output, now=False, timeout=None, tell=told.append)
     assert told[0] == wording
+
+
+def test_a_stop_names_a_run_whose_process_is_unknown(tmp_path):
+    output = made_run(tmp_path / "far", state="running", host="pod-1")
+    with lock_directory(output):
+        (output / ".lock").write_text("")  # as on a full disk
+        with pytest.raises(RunError) as caught:
+            stop_remote(output, now=False, timeout=None, tell=print)
+    assert caught.value.code == "BK-RUN-ACTIVE"
 
 
 WATCHER = """

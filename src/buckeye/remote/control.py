@@ -102,7 +102,14 @@ def _stop_by_supervisor(output_dir: Path, *, now: bool, timeout: float, tell: Ca
     The first signal requests a checkpoint and the end of the run. With `now`, a second signal ends the
     process immediately.
     """
-    pid = int((output_dir / ".lock").read_text().strip())
+    try:
+        pid = int((lock := output_dir / ".lock").read_text())
+    except ValueError:  # just locked, or the disk is full
+        raise RunError(
+            f"{output_dir} is in use by an unknown process: its `.lock` is empty",
+            code="BK-RUN-ACTIVE",
+            hint=f"retry; if the file stays empty, `fuser {quoted(lock)}` shows the process to end",
+        ) from None
     remote_run = read_remote_run(output_dir)
     stopping = remote_run is not None and remote_run.stopping
     for number in range(int(now) + int(not stopping)):
