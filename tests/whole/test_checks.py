@@ -41,7 +41,7 @@ def test_gpus_and_who_is_on_them(tmp_path, monkeypatch):
     first, second = read_gpus(listing, apps)
     assert (first.index, first.name, first.total, first.users) == (0, "NVIDIA H200", 143771 * MIB, ())
     assert second.free == 71 * MIB
-    assert second.users == ((4321, "python", 143700 * MIB), (77, "[Not Found]", 0))
+    assert second.users == (("4321", "python", 143700 * MIB), ("77", "[Not Found]", 0))
     program = tmp_path / "nvidia-smi"
     program.write_text(
         f"#!/bin/sh\ncase \"$1\" in *compute*) printf '{apps}';; *) printf '{listing}';; esac\n"
@@ -51,6 +51,13 @@ def test_gpus_and_who_is_on_them(tmp_path, monkeypatch):
     assert gpus() == [first, second]
     program.write_text("#!/bin/sh\nexit 9\n")
     assert gpus() == []
+
+
+def test_a_gpu_without_its_own_memory_has_main_memory():
+    (gpu,) = read_gpus("0, GPU-a, NVIDIA GB10, [N/A], [N/A]\n", "GPU-a, [N/A], [N/A], [N/A]\n")
+    assert gpu.total == main_memory().total
+    assert 0 < gpu.free <= gpu.total
+    assert gpu.users == (("[N/A]", "[N/A]", 0),)
 
 
 @pytest.mark.parametrize(

@@ -207,7 +207,7 @@ def test_check_memory_of_gpu_names_settings_to_lower():
 
 
 def test_check_memory_names_other_processes_on_gpu():
-    held = Gpu(index=1, name="A", total=24 * GB, free=1 * GB, users=((4321, "python", 23 * GB),))
+    held = Gpu(index=1, name="A", total=24 * GB, free=1 * GB, users=(("4321", "python", 23 * GB),))
     hardware = Hardware(
         memory=MainMemory(total=64 * GB, free=64 * GB),
         gpus=(Gpu(index=0, name="A", total=24 * GB, free=24 * GB), held),

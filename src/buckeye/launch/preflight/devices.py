@@ -89,14 +89,14 @@ def _visible_gpus() -> tuple[int, ...]:
 class Gpu:
     """A GPU. `index` is its number in nvidia-smi. `total` and `free` are bytes of memory.
 
-    `users` are the processes on the GPU, as (pid, name, bytes).
+    `users` are the processes on the GPU, as (pid, name, bytes). The driver may hide the pid.
     """
 
     index: int
     name: str
     total: int
     free: int
-    users: tuple[tuple[int, str, int], ...] = ()
+    users: tuple[tuple[str, str, int], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -161,20 +161,28 @@ def gpus() -> list[Gpu]:
 def read_gpus(listing: str, apps: str) -> list[Gpu]:
     """Return the GPUs from two tables of nvidia-smi, `listing` of GPUs and `apps` of processes.
 
-    The format of both tables is `csv,noheader,nounits`.
+    The format of both tables is `csv,noheader,nounits`. A GPU without its own memory reports no sizes. It has
+    those of main memory.
     """
-    users: dict[str, list[tuple[int, str, int]]] = {}
+    memory = main_memory()
+    users: dict[str, list[tuple[str, str, int]]] = {}
     for uuid, pid, name, used in _rows(apps, 4):
-        users.setdefault(uuid, []).append((int(pid), name, _mib(used)))
+        users.setdefault(uuid, []).append((pid, name, _mib(used, 0)))
     return [
-        Gpu(index=int(index), name=name, total=_mib(total), free=_mib(free), users=tuple(users.get(uuid, ())))
+        Gpu(
+            index=int(index),
+            name=name,
+            total=_mib(total, memory.total),
+            free=_mib(free, memory.free),
+            users=tuple(users.get(uuid, ())),
+        )
         for index, uuid, name, total, free in _rows(listing, 5)
     ]
 
 
-def _mib(text: str) -> int:
-    """Return the bytes of a number of MiB, or 0 if the driver does not report the number ("[N/A]")."""
-    return int(text) * _MIB if text.isdigit() else 0
+def _mib(text: str, unknown: int) -> int:
+    """Return the bytes of a number of MiB, or `unknown` if the driver does not report it ("[N/A]")."""
+    return int(text) * _MIB if text.isdigit() else unknown
 
 
 def _rows(table: str, columns: int) -> list[Sequence[str]]:
