@@ -73,6 +73,12 @@ def test_lines_that_an_environment_prints_do_not_hide_its_fingerprint(tmp_path):
     assert prints["train"][0] == ["size", "1"]
 
 
+def test_an_environment_that_ends_its_second_process_is_reported(tmp_path):
+    (tmp_path / "ending.py").write_text("import os\nos._exit(0)\n")
+    found = fingerprint_in_new_process(str(tmp_path / "ending.py"), {}, ["train"], 0, 60.0, ())
+    assert isinstance(found, str)
+
+
 def test_an_honest_environment_passes(real_process):
     report = check("honest")
     assert found(report) == {}

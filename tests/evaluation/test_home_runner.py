@@ -4,7 +4,10 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
+
 from buckeye.envs.base import Task
+from buckeye.errors import BuckeyeError
 from buckeye.evaluation.certify import home_runner
 from buckeye.evaluation.certify.parity import Home, home_rewards
 
@@ -55,3 +58,11 @@ def test_lines_that_a_library_prints_at_its_end_do_not_hide_the_rewards(tmp_path
     home = Home(python=Path(sys.executable), runner="agent", name="agent")
     args = {"callable": "own_agent.py:chat", "cwd": str(tmp_path)}
     assert home_rewards(home, args, [session]) == [1.0]
+
+
+def test_a_library_that_ends_without_rewards_is_an_error(tmp_path):
+    (tmp_path / "ending.py").write_text("import os\nos._exit(0)\n")
+    home = Home(python=Path(sys.executable), runner="agent", name="agent")
+    with pytest.raises(BuckeyeError) as caught:
+        home_rewards(home, {"callable": "ending.py:chat", "cwd": str(tmp_path)}, [])
+    assert caught.value.code == "BK-ENV-LOAD"

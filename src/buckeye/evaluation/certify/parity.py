@@ -76,7 +76,10 @@ def home_rewards(home: Home, args: Mapping[str, Any], sessions: Sequence[Session
         log.seek(0)
         if failed:
             raise BuckeyeError(f"the library failed: {last_line(log.read())}", code="BK-ENV-LOAD")
-        rewards: list[float | None] = json.loads(out.read().splitlines()[-1])
+        try:
+            rewards: list[float | None] = json.loads(last_line(out.read()))
+        except ValueError:  # an environment may end the process
+            raise BuckeyeError("the library ended without a result", code="BK-ENV-LOAD") from None
     return rewards
 
 

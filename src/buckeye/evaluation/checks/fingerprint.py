@@ -76,8 +76,10 @@ def fingerprint_in_new_process(
     if process.returncode != 0:
         last = (process.stderr.strip().splitlines() or ["no message"])[-1]
         return f"the second process failed: {last}"
-    # the environment may print lines before the result
-    result: Fingerprint = json.loads(process.stdout.splitlines()[-1])
+    try:  # the environment may print lines before the result, or end the process without it
+        result: Fingerprint = json.loads((process.stdout.splitlines() or [""])[-1])
+    except ValueError:
+        return "the second process ended without a result"
     return result
 
 
