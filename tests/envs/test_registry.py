@@ -14,13 +14,14 @@ import pytest
 from buckeye.envs import registry
 from buckeye.envs.base import Environment, Reply, Task, split_names
 from buckeye.envs.registry import EnvironmentId
+from buckeye.envs.settings import WorkerSettings
 from buckeye.errors import EnvironmentNotFoundError, UsageError
 from buckeye.mcp.environment import is_mcp
 from buckeye.mcp.environment import load_environment as load_mcp_environment
 from buckeye.mcp.sandbox.process_runtimes import server_command
 from buckeye.orchestrator.environments import NamedEnvironment, load_split
 from buckeye.workers import loading
-from buckeye.workers.loading import load_environment
+from buckeye.workers.loading import load_environment, open_environment
 from tests.places import ROOT
 
 GOOD = textwrap.dedent(
@@ -313,7 +314,36 @@ def test_key_error_of_a_split_that_exists_is_shown():
     with pytest.raises(UsageError) as caught:
         load_split(NamedEnvironment(name="lights", environment=environment), "train")
     assert caught.value.code == "BK-ENV-TASKS"
-    assert "KeyError('answer')" in caught.value.message
+    assert "KeyError: 'answer'" in caught.value.message
+
+
+@pytest.mark.parametrize("isolation", ["none", "process"])
+def test_key_error_of_a_bug_is_not_a_missing_split(tmp_path, isolation):
+    (tmp_path / "lights.py").write_text(LIGHTS)
+    settings = WorkerSettings(isolation=isolation)
+    with pytest.raises(UsageError) as caught:
+        split_names(open_environment(str(tmp_path / "lights.py"), {}, settings))
+    assert "'eval_path'" in caught.value.message
+    assert "lights.py:8" in caught.value.message
+
+
+LIGHTS = """
+class Lights:
+    name = "lights"
+
+    def tasks(self, split):
+        from buckeye.envs.base import Task
+        if split == "eval":
+            return [{}["eval_path"]]
+        return [Task(id="1", messages=({"role": "user", "content": "Go."},))]
+
+    async def rollout(self, task, policy):
+        raise NotImplementedError
+
+
+def load_environment():
+    return Lights()
+"""
 
 
 @pytest.mark.parametrize(

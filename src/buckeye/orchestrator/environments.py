@@ -237,12 +237,10 @@ def load_split(env: NamedEnvironment, split: str) -> Sequence[Task]:
     try:
         tasks = tasks_of(env.environment, split)
     except KeyError as error:
-        names = ", ".join(split_names(env.environment))
-        cause = "" if split in str(error) else f": {error!r}"  # may be an error in its code
         raise UsageError(
-            f"environment {env.name} has no split {split!r}{cause}",
+            f"environment {env.name} has no split {split!r}",
             code="BK-ENV-TASKS",
-            hint=f"use one of its splits: {names}",
+            hint=f"use one of its splits: {', '.join(split_names(env.environment))}",
         ) from error
     if not len(tasks):
         raise UsageError(

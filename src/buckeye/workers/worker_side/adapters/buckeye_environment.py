@@ -66,13 +66,13 @@ class BuckeyeEnvironment(Adapter):
 
     def _has_split(self, split: str) -> bool:
         try:
-            self._env.tasks(split)
+            self._base.tasks_of(self._env, split)
         except KeyError:
             return False
         return True
 
     def tasks(self, split: str) -> Iterator[Json]:
-        tasks = self._env.tasks(split)
+        tasks = self._base.tasks_of(self._env, split)
         return (
             {"id": task.id, "messages": [dict(m) for m in task.messages], "data": dict(task.data)}
             for task in tasks
