@@ -21,7 +21,7 @@ class House:
     def __init__(self, folder, monkeypatch):
         self.time = FakeTime()
         monkeypatch.setattr("buckeye.remote.rental.confirm_price", self.confirm)
-        replace_time(monkeypatch, self.time.now, self.sleep)
+        replace_time(monkeypatch, self.time, self.sleep)
         monkeypatch.setenv("BUCKEYE_HOME", str(folder))
         self.landlord = Landlord(now=self.time.now)
         account = PrimeAccount(api_key=KEY, url="http://127.0.0.1:1")

@@ -76,22 +76,27 @@ def usual_rows() -> list[dict[str, Any]]:
 
 @dataclass
 class FakeTime:
-    """Clock that only `sleep` advances."""
+    """Clocks that only `sleep` advances. The user may set the first one."""
 
     seconds: float = 1_800_000_000.0
+    set_forward: float = 0.0
 
     def now(self) -> float:
+        return self.seconds + self.set_forward
+
+    def monotonic(self) -> float:
         return self.seconds
 
     def sleep(self, seconds: float) -> None:
         self.seconds += seconds
 
 
-def replace_time(monkeypatch: Any, now: Callable[[], float], sleep: Callable[[float], None]) -> None:
+def replace_time(monkeypatch: Any, clock: FakeTime, sleep: Callable[[float], None]) -> None:
     """Let the modules that rent pods use another clock."""
+    fake = SimpleNamespace(time=clock.now, monotonic=clock.monotonic, sleep=sleep)
     modules = ("ledger", "inventory", "remote_run", "rental", "teardown")
     for name in (*modules, "providers.prime", "providers.prime_api"):
-        monkeypatch.setattr(f"buckeye.remote.{name}.time", SimpleNamespace(time=now, sleep=sleep))
+        monkeypatch.setattr(f"buckeye.remote.{name}.time", fake)
 
 
 @dataclass

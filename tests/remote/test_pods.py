@@ -278,7 +278,10 @@ def test_an_order_without_an_answer_that_arrives_late_is_ended_too(house, wordin
     assert [text for text in house.told if "second pod" in text] == wording
 
 
-def test_the_end_is_ordered_until_it_is_confirmed(house):
+@pytest.mark.parametrize("set_forward", [0.0, 86_400.0])
+def test_the_end_is_ordered_until_it_is_confirmed(house, set_forward):
+    """The clock is set during each wait."""
+    house.on_sleep = lambda: setattr(house.time, "set_forward", house.time.set_forward + set_forward)
     house.landlord.deletes_needed = 3
     with house.rent_pod():
         house.landlord.fault("DELETE", "/pods", times=2, cut=True)

@@ -43,7 +43,7 @@ class House:
 
 @pytest.fixture(autouse=True)
 def fake_time(monkeypatch):
-    replace_time(monkeypatch, House.time.now, House.time.sleep)
+    replace_time(monkeypatch, House.time, House.time.sleep)
 
 
 @pytest.fixture

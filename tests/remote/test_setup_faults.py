@@ -78,7 +78,7 @@ def faults(tmp_path, monkeypatch):
     key.with_name("prime_key.pem.pub").write_text("ssh-ed25519 AAAA me\n")
     Path("env.py").write_text("")
     Path("run.toml").write_text(CONFIG.format(output="outputs/a", model="org/m", env="env.py", path="x"))
-    replace_time(monkeypatch, time.now, time.sleep)
+    replace_time(monkeypatch, time, time.sleep)
     monkeypatch.setattr(bootstrap, "setup_steps", lambda environments, extras: ALL_STEPS)
     monkeypatch.setattr(remote_run, "check_start", lambda *given, **named: None)
     monkeypatch.setattr(remote_run, "SshConnection", lambda *given, **named: FakeLink(found))
@@ -209,7 +209,7 @@ def test_a_wait_that_is_interrupted(faults, run_rl, monkeypatch, number):
             faults.at = None
             os.kill(os.getpid(), number)
 
-    replace_time(monkeypatch, faults.time.now, sleep)
+    replace_time(monkeypatch, faults.time, sleep)
     faults.at = "wait"
     code, _, err = run_rl(*WORDS)
     assert code == 130, err

@@ -288,10 +288,10 @@ class _Rental:
         Raises PodGoneError if the pod will never be ready, OfferRefusedError if it does not match the offer,
         and other RemoteError if the wait is too long.
         """
-        started = told = time.time()
+        started = told = time.monotonic()
         shown, seen = "", False
         while True:
-            status, now = self.provider.status(pod_id), time.time()
+            status, now = self.provider.status(pod_id), time.monotonic()
             waited = now - started
             seen = seen or status.state != "gone"
             self._check_matches(offer, status.price_per_hour, spot=False)
@@ -309,7 +309,7 @@ class _Rental:
             if waited >= _READY_SECONDS:
                 message = f"pod {self.name} is not ready after {waited / 60:.0f} minutes: {text}"
                 raise RemoteError(message, code="BK-POD-GONE")
-            if expires is not None and now >= expires:
+            if expires is not None and time.time() >= expires:
                 message = f"--max-hours has passed, and pod {self.name} is not ready: {text}"
                 raise RemoteError(message, code="BK-POD-GONE")
             time.sleep(_POLL_SECONDS)

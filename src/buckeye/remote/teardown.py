@@ -75,7 +75,7 @@ def _end_all(provider: PrimeProvider, entry: PodEntry, tell: Callable[[str], Non
 
     If the provider does not list its pods, request the end of the recorded pod.
     """
-    deadline = time.time() + _DEADLINE_SECONDS
+    deadline = time.monotonic() + _DEADLINE_SECONDS
     pause = _FIRST_PAUSE
     empty_checks = 0
     failure = told = "the provider still lists the pod"
@@ -99,7 +99,7 @@ def _end_all(provider: PrimeProvider, entry: PodEntry, tell: Callable[[str], Non
         if failure != told:
             tell(f"the end of pod {entry.name} is not confirmed yet; requesting it again: {failure}")
             told = failure
-        if time.time() + pause > deadline:
+        if time.monotonic() + pause > deadline:
             raise RemoteError(
                 f"the end of pod {entry.name} is not confirmed after 10 minutes: {failure}",
                 code="BK-POD-TEARDOWN",

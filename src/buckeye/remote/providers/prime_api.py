@@ -138,7 +138,7 @@ class PrimeApi:
         repeat: bool = True,
         empty: bool = False,
     ) -> dict[str, Any]:
-        began = time.time()
+        began = time.monotonic()
         wait = _FIRST_WAIT
         while True:
             pause = wait * random.uniform(0.75, 1.25)  # spreads the retries of many clients  # noqa: S311
@@ -153,7 +153,7 @@ class PrimeApi:
                 failure = error
             unreached = isinstance(failure, UnreachedError) and not self._reached
             seconds = _UNREACHED_SECONDS if unreached else _DEADLINE_SECONDS
-            waited = time.time() - began
+            waited = time.monotonic() - began
             if waited + pause > seconds:
                 hint = "check that this machine is online" if unreached else None
                 raise type(failure)(f"{failure.message} (tried for {waited:.0f} s)", hint=hint) from None
