@@ -6,10 +6,10 @@ from unittest import mock
 
 import pytest
 
-from buckeye.ui.findings import findings_of
+from buckeye.ui.findings import findings_of, stop
 from buckeye.ui.run_catalog import OpenRun
 from tests.ui.made import make_run
-from tests.waiting import HANG
+from tests.waiting import HANG, wait_for
 
 
 @pytest.mark.slow
@@ -50,3 +50,19 @@ def test_a_slow_diagnosis_holds_up_neither_another_run_nor_another_question(tmp_
         assert len(runs[0].steps) == 4
         end.set()
         assert slow.result(HANG)["missing"] == "slow"
+
+
+def test_a_stop_ends_running_diagnoses_and_starts_no_waiting_ones(tmp_path):
+    runs = [OpenRun(str(n), make_run(tmp_path / str(n), tokens=False)) for n in range(4)]
+    started = tmp_path / "started"
+    program = ("/bin/sh", "-c", f"echo one >> {started}; exec sleep 600")
+    with (
+        mock.patch("buckeye.ui.findings.PYTHON", program),
+        mock.patch("buckeye.ui.findings._stopping", threading.Event()),
+        ThreadPoolExecutor() as pool,
+    ):
+        answers = [pool.submit(findings_of, run) for run in runs]
+        wait_for(lambda: started.exists() and len(started.read_text().split()) == 2)
+        stop()
+        assert all(answer.result(HANG)["missing"] for answer in answers)
+    assert started.read_text().split() == ["one", "one"]

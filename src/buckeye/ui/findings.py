@@ -17,6 +17,8 @@ _REUSE_SECONDS = 30.0  # minimum seconds between two diagnoses of an active run
 _STAMPS_READ = ("metrics", "events", "rollouts", "evals")
 _running_limit = threading.Semaphore(2)
 _running: list[ChildProcess] = []
+_start_lock = threading.Lock()
+_stopping = threading.Event()
 
 
 def findings_of(run: OpenRun) -> dict[str, Any]:
@@ -39,7 +41,9 @@ def findings_of(run: OpenRun) -> dict[str, Any]:
 
 
 def stop() -> None:
-    """End all running diagnoses."""
+    """End all running diagnoses, and start none of those that wait."""
+    with _start_lock:
+        _stopping.set()
     for child in list(_running):
         child.end(1.0, session=True)
 
@@ -47,8 +51,11 @@ def stop() -> None:
 def _diagnose(run: OpenRun) -> dict[str, Any]:
     argv = [*PYTHON, "-m", "buckeye", "rl", "diagnose", str(run.path), "--json"]
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-        child = ChildProcess(argv, stdout=out.fileno(), stderr=err.fileno(), guarded=True)
-        _running.append(child)
+        with _start_lock:
+            if _stopping.is_set():
+                return {"findings": [], "missing": "This server is stopping."}
+            child = ChildProcess(argv, stdout=out.fileno(), stderr=err.fileno(), guarded=True)
+            _running.append(child)
         try:
             ended = f"it ended with exit code {child.wait(_SECONDS)}"
         except subprocess.TimeoutExpired:
