@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import buckeye
@@ -35,6 +36,17 @@ def test_settings_become_flags():
         "--wandb=None",
         '--orchestrator.env=[{"id": "x"}]',
     ]
+
+
+def test_settings_of_numpy_are_their_values():
+    settings = {"a": np.int64(3), "b": np.float64(0.5), "c": [np.float32(0.5), Path("x")], "d": np.arange(2)}
+    assert flatten_settings(settings) == ["--a=3", "--b=0.5", '--c=[0.5, "x"]', "--d=[0, 1]"]
+
+
+def test_a_setting_of_another_type_is_refused():
+    with pytest.raises(UsageError) as caught:
+        flatten_settings({"max_steps": {1, 2}})
+    assert caught.value.code == "BK-CONFIG-VALUE"
 
 
 def test_paths_and_names_need_no_object():

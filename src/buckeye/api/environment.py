@@ -73,7 +73,7 @@ class EnvironmentArguments:
         flags = [word for name, value in values.items() if value is not None for word in (name, str(value))]
         flags += [word for reward in self.rewards for word in ("--reward", str(reward))]
         if self.reward_weights is not None:
-            flags += ["--reward-weights", json.dumps(list(self.reward_weights))]
+            flags += ["--reward-weights", json.dumps(list(self.reward_weights), default=_plain_value)]
         return flags
 
     def make(self) -> Environment:
@@ -199,7 +199,20 @@ def flatten_settings(settings: Mapping[str, Any], prefix: str = "") -> list[str]
         if isinstance(value, Mapping) and value:
             flags += flatten_settings(value, f"{prefix}{name}.")
         else:
-            is_text = isinstance(value, str | Path)
-            text = "None" if value is None else str(value) if is_text else json.dumps(value)
+            is_text = isinstance(value, str | Path | None)
+            text = str(value) if is_text else json.dumps(value, default=_plain_value)
             flags.append(f"--{prefix}{name}={text}")
     return flags
+
+
+def _plain_value(value: Any) -> Any:
+    """Return a path, or a number or array of numpy, as a value of JSON. Raise `UsageError` for others."""
+    if isinstance(value, Path):
+        return str(value)
+    if not hasattr(value, "tolist"):
+        raise UsageError(
+            f"a setting has the type {type(value).__name__}",
+            code="BK-CONFIG-VALUE",
+            hint="pass a number, a text, a list or a dictionary",
+        )
+    return value.tolist()
