@@ -104,6 +104,16 @@ def test_the_rest_of_a_killed_process_in_the_cache_hides_no_grade(judged, tmp_pa
     assert len(requests) == 2
 
 
+def test_a_start_keeps_the_newest_grades_in_the_cache(judged, tmp_path, monkeypatch):
+    monkeypatch.setattr("buckeye.dataset.judge._MAX_CACHED", 2)
+    cache = tmp_path / "grades.jsonl"
+    with chat_server(right_or_wrong) as (url, requests):
+        outcomes(judged(url, cache=str(cache)), "red", "blue", "green")
+        outcomes(judged(url, cache=str(cache)), "blue", "green")
+    assert len(requests) == 3
+    assert len(cache.read_text().splitlines()) == 2
+
+
 @pytest.mark.parametrize(
     ("said", "settings"),
     [

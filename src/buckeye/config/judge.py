@@ -37,7 +37,7 @@ class JudgeConfig(BaseConfig):
     max_cost: PositiveFloat | None = None
     """Maximum cost in each process that grades. Later replies are errors."""
     cache: str | None = None
-    """File of known grades. New grades are added to it."""
+    """File of known grades. New grades are added to it. At a start, it keeps the newest 100,000."""
     labels: str | None = None
     """Rows of the dataset with a `reply` and its `label`, a grade by a person."""
 

@@ -17,6 +17,7 @@ from weakref import WeakKeyDictionary
 
 from buckeye.base.json_lines import LineFile, read_json_lines
 from buckeye.base.keys import key_for
+from buckeye.base.storage import write_file
 from buckeye.config.judge import JudgeConfig
 from buckeye.config.load import load_config
 from buckeye.dataset.functions import Completion
@@ -192,16 +193,30 @@ class JudgeReward:
             return
         try:
             with contextlib.closing(LineFile(self._cache)) as file:
-                file.append(json.dumps({"request": request, "text": text}).encode() + b"\n")
+                file.append(_cache_line(request, text))
         except OSError as error:
             log.warning("The judge keeps no more grades: %s", error)
             self._cache = None
 
 
 def _read_cache(file: Path | None) -> dict[str, str]:
-    """Return the texts of a cache by request. Raises UsageError for another file, which stays unchanged."""
+    """Return the newest texts of a cache by request, and remove older ones from the file.
+
+    Raises UsageError for another file, which stays unchanged.
+    """
+    if file is None:
+        return {}
     try:
-        return {row["request"]: row["text"] for row in read_json_lines(file)} if file is not None else {}
+        texts = {row["request"]: row["text"] for row in read_json_lines(file)}
     except KeyError:
         message, hint = f"{file} is not a cache of grades", "name a new file as `cache`"
         raise UsageError(message, code="BK-FILE-FORMAT", hint=hint) from None
+    newest = dict(list(texts.items())[-_MAX_CACHED:])
+    if len(newest) < len(texts):
+        with contextlib.suppress(OSError):  # a file that cannot be written does not grow
+            write_file(file, [_cache_line(request, text) for request, text in newest.items()])
+    return newest
+
+
+def _cache_line(request: str, text: str) -> bytes:
+    return json.dumps({"request": request, "text": text}).encode() + b"\n"
