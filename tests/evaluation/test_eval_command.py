@@ -346,6 +346,31 @@ def test_errors_are_counted_and_have_no_reward(environment, tmp_path):
     assert [row["reward"] for row in rows(tmp_path) if row["task_id"] == "n2"] == [None]
 
 
+@pytest.mark.parametrize(
+    ("reply", "field"),
+    [
+        ({"choices": [{"message": {"content": 5}}]}, "message.content"),
+        ({"choices": [{"message": {"content": "2"}}], "usage": []}, "usage"),
+        (
+            {"choices": [{"message": {"content": "2"}}], "usage": {"prompt_tokens": "7"}},
+            "usage.prompt_tokens",
+        ),
+        ({"choices": [{"message": {"reasoning": ["a"]}}]}, "message.reasoning"),
+        ({"choices": [{"message": {"tool_calls": [{"function": "f"}]}}]}, "message.tool_calls[0].function"),
+        ({"choices": []}, "choices"),
+    ],
+)
+def test_reply_with_a_wrong_type_is_an_error_of_the_server(environment, tmp_path, reply, field):
+    def answer(body, _):
+        return (200, json.dumps(reply)) if number_of(body) == 2 else str(number_of(body))
+
+    with chat_server(answer) as (url, _):
+        done = evaluate(environment, tmp_path, "--base-url", url, "--model", "m", "--json")
+    (error,) = json.loads(done.stdout)["errors"]
+    assert error.startswith("InferenceError: ")
+    assert f".{field}`" in error
+
+
 def test_text_of_the_model_and_the_environment_cannot_control_the_terminal(environment, tmp_path):
     with chat_server(lambda *_: (400, "\x1b[2J broken")) as (url, _):
         done = evaluate(environment, tmp_path, "--base-url", url, "--model", "m", code=1)

@@ -8,9 +8,10 @@ import random
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import httpx
+import msgspec
 
 from buckeye.base.storage import well_formed
 from buckeye.errors import InferenceError
@@ -93,14 +94,45 @@ class ChatServer:
 
 def _chat_completion(url: str, response: httpx.Response) -> dict[str, Any]:
     try:
-        value = well_formed(response.json())
-        if isinstance(value["choices"][0]["message"], dict):
-            return value  # type: ignore[no-any-return]
-    except (ValueError, LookupError, TypeError, RecursionError):
-        pass
-    raise InferenceError(
-        f"{url} did not reply with a chat completion: {_shorten(response.text)}", code="BK-INFERENCE-REPLY"
-    )
+        value: dict[str, Any] = well_formed(response.json())
+        msgspec.convert(value, _ChatCompletion)
+    except (ValueError, RecursionError) as error:  # msgspec names the field
+        raise InferenceError(
+            f"{url} did not reply with a chat completion: {error}: {_shorten(response.text)}",
+            code="BK-INFERENCE-REPLY",
+        ) from None
+    return value
+
+
+class _Function(msgspec.Struct):
+    name: str
+
+
+class _Call(msgspec.Struct):
+    function: _Function
+
+
+class _Message(msgspec.Struct):
+    content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[_Call] | None = None
+
+
+class _Choice(msgspec.Struct):
+    message: _Message
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: float | None = None
+    completion_tokens: float | None = None
+
+
+class _ChatCompletion(msgspec.Struct):
+    """The fields of a response that Buckeye reads."""
+
+    choices: Annotated[list[_Choice], msgspec.Meta(min_length=1)]
+    usage: _Usage | None = None
 
 
 def _status_error(url: str, response: httpx.Response) -> InferenceError:
