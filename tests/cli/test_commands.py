@@ -154,3 +154,19 @@ def test_paths_that_are_not_utf_8_are_refused_before_anything_is_written(tmp_pat
     done = run_here(*words, cwd=tmp_path)
     assert (done.returncode, "BK-CLI-ARGUMENT" in done.stderr) == (2, True)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_closed_pipe_of_a_typed_command_is_not_an_error():
+    done = run("bash", "-c", f"set -o pipefail; {sys.executable} -m buckeye explain | true")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("words", [("explain",), ("rl", "--dry-run")])
+def test_a_broken_pipe_inside_a_command_is_an_error(tmp_path, monkeypatch, words):
+    def command(*_, **__):
+        raise BrokenPipeError(32, "Broken pipe")
+
+    monkeypatch.setattr("buckeye.cli.explain.explanations", command)
+    monkeypatch.setattr("buckeye.cli.train.parse_train_args", command)
+    done = run_here(*words, cwd=tmp_path)
+    assert (done.returncode, "BK-UNEXPECTED" in done.stderr) == (1, True)

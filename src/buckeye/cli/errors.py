@@ -5,15 +5,19 @@ from __future__ import annotations
 import io
 import logging
 import os
+import select
 import sys
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from buckeye.base import heartbeat
 from buckeye.base.process import PROGRESS_BAR_SWITCHES, raise_open_files_limit, receive_secrets
 from buckeye.errors import DEBUG_VARIABLE, BuckeyeError, UsageError
+
+if TYPE_CHECKING:
+    from typer.core import TyperCommand
 
 _CODES = {
     "NoSuchOption": "BK-CLI-UNKNOWN",
@@ -40,13 +44,22 @@ def run_command(command: Callable[[], int | None]) -> None:
     except KeyboardInterrupt:
         print("error: interrupted", file=sys.stderr)
         code = 130
-    except BrokenPipeError:  # the reader, such as `head`, closed the pipe: not an error
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 0
     except Exception as error:
-        code = _report_error(_as_buckeye_error(error), kind=type(error).__name__)
+        if isinstance(error, BrokenPipeError) and _has_lost_reader():
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            code = 0
+        else:
+            code = _report_error(_as_buckeye_error(error), kind=type(error).__name__)
     heartbeat.leave(code)
     sys.exit(code)
+
+
+def _has_lost_reader() -> bool:
+    """Return True if the reader of the output, such as `head`, has closed its pipe, which is not an error."""
+    poll = select.poll()
+    for number in (1, 2):
+        poll.register(number, 0)  # reports a closed pipe without a request
+    return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
 
 
 def _run_with_extras(command: Callable[[], int | None]) -> int | None:
@@ -62,16 +75,21 @@ def _run_with_extras(command: Callable[[], int | None]) -> int | None:
         raise missing_package from error
 
 
-def run_typer(app: Callable[..., Any], argv: Sequence[str] | None, program: str) -> int:
-    """Run a command of a typer application and return its exit code.
+def run_typer(command: TyperCommand, argv: Sequence[str], program: str) -> int:
+    """Run a command of typer and return its exit code.
 
     Raises UsageError for invalid args, KeyboardInterrupt for a prompt aborted with Ctrl-C or Ctrl-D.
     """
-    from typer import Abort, TyperException
+    from typer import Abort, Exit, TyperException
 
-    try:
-        return app(argv if argv is None else list(argv), standalone_mode=False, prog_name=program) or 0
-    except Abort:
+    try:  # not `command()`, which ends silently at a broken pipe of any child process or connection
+        with command.make_context(program, list(argv)) as parsed:
+            return command.invoke(parsed) or 0
+    except Exit as end:
+        return end.exit_code
+    except KeyboardInterrupt:
+        return 130
+    except (Abort, EOFError):
         raise KeyboardInterrupt from None
     except TyperException as error:
         message = error.format_message() if hasattr(error, "format_message") else str(error)
