@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from buckeye.cli.tree import child_commands
+from buckeye.run_files.directory import lock_directory
 from tests.command import run_here
 from tests.run.conftest import ENVIRONMENT
 
@@ -170,3 +172,15 @@ def test_a_broken_pipe_inside_a_command_is_an_error(tmp_path, monkeypatch, words
     monkeypatch.setattr("buckeye.cli.train.parse_train_args", command)
     done = run_here(*words, cwd=tmp_path)
     assert (done.returncode, "BK-UNEXPECTED" in done.stderr) == (1, True)
+
+
+def test_sigterm_before_a_run_acts_like_ctrl_c(tmp_path, monkeypatch):
+    def end(*_):
+        with lock_directory(tmp_path / "outputs" / "run"):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr("buckeye.base.process._was_interrupted", False)  # restores it at the end
+    monkeypatch.setattr("buckeye.cli.train.parse_train_args", end)
+    done = run_here("rl", "@", "run.toml", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (130, "error: interrupted\n")
+    assert list(tmp_path.iterdir()) == []

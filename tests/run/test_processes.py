@@ -59,3 +59,21 @@ def test_hangup_stops_unless_it_was_ignored_at_start():
         for disposition in (signal.SIG_IGN.name, signal.SIG_DFL.name)
     }
     assert said == {"SIG_IGN": ["False", "True"], "SIG_DFL": ["True", "True"]}
+
+
+BEFORE_THE_RUN = """
+import os, signal
+from buckeye.base.process import StopFlag, interrupt_on_signals
+interrupt_on_signals()
+try:
+    os.kill(os.getpid(), signal.SIGTERM)
+except KeyboardInterrupt:  # as Python does in a callback
+    print("interrupted")
+print(StopFlag().install().requested)
+"""
+
+
+def test_an_interrupt_before_the_run_is_not_lost():
+    argv = [sys.executable, "-c", BEFORE_THE_RUN]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["interrupted", "True"]

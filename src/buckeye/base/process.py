@@ -269,6 +269,7 @@ class StopFlag:
 
     def install(self) -> StopFlag:
         """Install the signal handlers. Call it in the main thread. Under `nohup`, SIGHUP remains ignored."""
+        self.requested = self.requested or _was_interrupted
         signal.signal(signal.SIGTERM, self._request)
         signal.signal(signal.SIGINT, self._request)
         if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
@@ -282,6 +283,20 @@ class StopFlag:
 
 
 _stop_requests = 0
+_was_interrupted = False
+
+
+def interrupt_on_signals() -> None:
+    """Let SIGTERM and SIGHUP act like Ctrl-C until `StopFlag.install`, so that blocks clean up."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) == signal.SIG_DFL:
+            signal.signal(number, _interrupt)
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    global _was_interrupted
+    _was_interrupted = True  # Python ignores the exception in some callbacks, such as those after a fork
+    raise KeyboardInterrupt
 
 
 def stop_requests() -> int:

@@ -88,8 +88,11 @@ def _run(argv: list[str], program: str) -> int | None:
         show_group(command, _typed_name(command, program))
         return 2
     if BY_NAME[command].takes_settings:
+        from buckeye.base.process import interrupt_on_signals
         from buckeye.cli.commands import command_function
 
+        if command == "rl":
+            interrupt_on_signals()
         return command_function(command)(args)  # type: ignore[no-any-return]
     from buckeye.cli.typer_commands import run
 
