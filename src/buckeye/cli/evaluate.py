@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
@@ -33,7 +34,7 @@ from buckeye.evaluation.environment_args import (
 )
 
 if TYPE_CHECKING:
-    from buckeye.evaluation.run_eval import EvalRequest
+    from buckeye.evaluation.run_eval import EvalReport, EvalRequest, PreparedEval
 
 ModelOption = Annotated[
     str,
@@ -63,6 +64,7 @@ OutputDirOption = Annotated[
     Path | None,
     typer.Option("--output-dir", "-o", help="Folder of the results. Default: outputs/evals/ENV-MODEL."),
 ]
+_RESULTS = Path("outputs/evals")
 _ENDPOINTS = Path("configs/endpoints.toml")
 """Table of models and their servers, as `vf-eval` reads it."""
 
@@ -110,56 +112,59 @@ def evaluate(
     """
     from buckeye.dataset.environment import evaluation_rows
     from buckeye.evaluation.chat_policy import ChatSampling
-    from buckeye.evaluation.run_eval import EvalReport, EvalRequest, prepare_eval, run_eval
+    from buckeye.evaluation.run_eval import EvalRequest, prepare_eval
 
-    prices: tuple[float, float] | None = None
-    if base_url is None and (endpoint := _endpoint(model)) is not None:
-        model, base_url, api_key_var = endpoint.model, endpoint.url, endpoint.key or api_key_var
-        prices = endpoint.prices
-    model = _find_model(model, base_url)
+    server = _find_server(model, base_url, api_key_var)
     given = environment_args(arg, args) | column_arguments(reward, prompt_column, answer_column)
     if reward:
         given["eval_path"], given["split"], split = evaluation_rows(dataset, split)
-    sampling = ChatSampling(
-        temperature=temperature,
-        top_p=top_p,
-        max_tokens=max_tokens,
-        seed=seed if base_url is None else None,  # some servers reject `seed`
+    make_request = partial(
+        EvalRequest,
+        model=server.model,
+        base_url=server.url,
+        api_key_var=server.key,
+        prices=server.prices,
+        split=split,
+        examples=examples,
+        rollouts=rollouts,
+        sampling=ChatSampling(
+            temperature=temperature,
+            top_p=top_p,
+            max_tokens=max_tokens,
+            seed=seed if server.url is None else None,  # some servers reject `seed`
+        ),
+        seed=seed,
+        max_concurrent=max_concurrent,
+        timeout=timeout,
+        retries=retries,
+        pass_reward=pass_reward,
+        resume=resume,
     )
-
-    def request_of(env_id: str | None) -> EvalRequest:
-        environment = environment_config(env_id, dataset, reward, dict(given), variables)
-        slug = _slug(f"{env_id or Path(dataset or '').stem}-{model}")
-        directory = output_dir or Path("outputs/evals") / slug
-        if output_dir is not None and len(names) > 1:
-            directory = output_dir / slug
-        return EvalRequest(
-            env_id=environment.id,
-            args=environment.args,
-            variables=environment.variables,
-            model=model,
-            base_url=base_url,
-            api_key_var=api_key_var,
-            prices=prices,
-            split=split,
-            examples=examples,
-            rollouts=rollouts,
-            sampling=sampling,
-            seed=seed,
-            max_concurrent=max_concurrent,
-            timeout=timeout,
-            retries=retries,
-            pass_reward=pass_reward,
-            output_dir=directory,
-            resume=resume,
-        )
-
-    reports: list[EvalReport] = []
     names: list[str | None] = list(env_ids) if env_ids else [None]
+    requests = []
     with status_line("loading environments"), stdout_kept(for_json=as_json):
-        requests = [request_of(env_id) for env_id in names]
+        for name in names:
+            env = environment_config(name, dataset, reward, dict(given), variables)
+            folder = output_dir or _RESULTS
+            if output_dir is None or len(names) > 1:
+                folder /= _slug(f"{name or Path(dataset or '').stem}-{server.model}")
+            requests.append(
+                make_request(env_id=env.id, args=env.args, variables=env.variables, output_dir=folder)
+            )
         _refuse_shared_folders(requests)
         prepared = list(map(prepare_eval, requests))  # before the first rollout
+    values = [report.to_json() for report in _run_all(prepared, as_json=as_json)]
+    if as_json:
+        value = values[0] if len(values) == 1 else {"evaluations": values}
+        typer.echo(json.dumps(value, ensure_ascii=False))
+
+
+def _run_all(prepared: list[PreparedEval], *, as_json: bool) -> list[EvalReport]:
+    """Run evaluations one by one, and print each report unless the output is JSON. Empty the list."""
+    from buckeye.evaluation.run_eval import run_eval
+
+    reports = []
+    end = "\n" if len(prepared) > 1 else ""
     while prepared:  # an evaluated environment is not kept
         directory = prepared[0].request.output_dir
         with status_line(f"evaluating {prepared[0].env.name}") as show, stdout_kept(for_json=as_json):
@@ -169,11 +174,8 @@ def evaluate(
                 typer.echo(f"{directory}: has the finished rollouts; continue with --resume", err=True)
                 raise
         if not as_json:
-            typer.echo(printable(f"{reports[-1]}\n" if len(names) > 1 else str(reports[-1])))
-    values = [report.to_json() for report in reports]
-    if as_json:
-        value = values[0] if len(values) == 1 else {"evaluations": values}
-        typer.echo(json.dumps(value, ensure_ascii=False))
+            typer.echo(printable(f"{reports[-1]}{end}"))
+    return reports
 
 
 def _refuse_shared_folders(requests: Sequence[EvalRequest]) -> None:
@@ -190,6 +192,26 @@ def _refuse_shared_folders(requests: Sequence[EvalRequest]) -> None:
         known[folder] = request.env_id
 
 
+class _Server(NamedTuple):
+    """Model and its server; `url` is None for a local model. `key` is the variable with the key.
+
+    `prices` are dollars per million prompt tokens and completion tokens.
+    """
+
+    model: str
+    url: str | None
+    key: str
+    prices: tuple[float, float] | None = None
+
+
+def _find_server(model: str, base_url: str | None, api_key_var: str) -> _Server:
+    """Return the model that the options name, and its server. Raises UsageError if they name none."""
+    server = _Server(model, base_url, api_key_var)
+    if base_url is None:
+        server = _endpoint(model, api_key_var) or server
+    return server._replace(model=_find_model(server.model, server.url))
+
+
 def _find_model(model: str | None, base_url: str | None) -> str:
     from buckeye.launch.preflight.model import resolve_run
 
@@ -202,17 +224,8 @@ def _find_model(model: str | None, base_url: str | None) -> str:
     return resolve_run(model) if base_url is None else model
 
 
-class _Endpoint(NamedTuple):
-    """Server of a model. `prices` are dollars per million prompt tokens and completion tokens."""
-
-    model: str
-    url: str
-    key: str | None
-    prices: tuple[float, float] | None
-
-
-def _endpoint(name: str) -> _Endpoint | None:
-    """Return the entry of `_ENDPOINTS` with this `endpoint_id`, or None.
+def _endpoint(name: str, api_key_var: str) -> _Server | None:
+    """Return the entry of `_ENDPOINTS` with this `endpoint_id`, or None. `api_key_var` is the default.
 
     Raises UsageError for an entry without a model or an address, and for one with the name of a local model
     or run.
@@ -242,7 +255,8 @@ def _endpoint(name: str) -> _Endpoint | None:
         )
     prices = [found.get(field) for field in ("input_price", "output_price")]
     known = tuple(float(price) for price in prices if isinstance(price, int | float))
-    return _Endpoint(model, url, key if isinstance(key, str) else None, known if len(known) == 2 else None)
+    variable = key if isinstance(key, str) and key else api_key_var
+    return _Server(model, url, variable, known if len(known) == 2 else None)
 
 
 def _slug(text: str) -> str:
