@@ -63,6 +63,18 @@ def test_generate_and_generate_batch_sample_equally(server, chat_model):
             assert generation.finish_reason == "length"
 
 
+def test_a_batch_that_is_too_large_for_one_body_is_sent_in_parts(server, chat_model, monkeypatch):
+    prompts = [IDS, IDS[:7], IDS, IDS[3:], IDS]
+
+    async def sample(client):
+        return [g.token_ids for g in await client.generate_batch(prompts, PARAMS)]
+
+    whole = run([server.url], sample, model=str(chat_model.directory))
+    monkeypatch.setattr("buckeye.inference.server.responses._MAX_BODY_BYTES", 400)
+    monkeypatch.setattr("buckeye.inference.client.replica._MAX_BATCH_TOKENS", 2 * len(IDS))
+    assert run([server.url], sample, model=str(chat_model.directory)) == whole
+
+
 async def test_update_weights_in_flight(server, http, chat_model, make_model, tmp_path):
     new_model = make_model("qwen3", seed=3)
     new, old = publish(new_model, tmp_path, 4), publish(chat_model, tmp_path, 5)

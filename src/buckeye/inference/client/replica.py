@@ -31,6 +31,7 @@ _HEALTH_SECONDS = 5.0
 _HEALTH_PAUSES = (0.05, 0.1, 0.2, 0.4, 0.8, 0.0)  # after each broken connection of a health check
 _MAX_DROPS = 16
 _LONGEST_PAUSE = 2.0
+_MAX_BATCH_TOKENS = 8_000_000  # a server accepts 64 MiB, and a token in JSON has up to 8 bytes
 _DEFAULT_REQUESTS = 1024  # sent at a time to a server that does not report its capacity
 
 T = TypeVar("T")
@@ -315,6 +316,11 @@ class Replica:
                     return await self.retry_drops(lambda: self.generate_fields(prompt, fields))
 
             return self._count(await gather_results([generate(*pair) for pair in pairs]))
+        if sum(map(len, prompts)) > _MAX_BATCH_TOKENS and len(prompts) > 1:
+            half = len(prompts) // 2
+            first = await self.generate_batch(prompts[:half], params)
+            following = dataclasses.replace(params, seed=params.seed + half)
+            return first + await self.generate_batch(prompts[half:], following)
         route = "/v1/completions"
         body = {
             "prompt": prompts,
