@@ -47,7 +47,8 @@ class EnvConfig(BaseConfig):
     rollout_timeout: PositiveFloat | None = None
     """Time limit of a rollout in seconds, from its first slot in an engine. None: the limit of the run."""
     max_concurrent: PositiveInt | None = None
-    """Maximum number of concurrent rollouts of the environment. None: only the limit of the run."""
+    """Maximum number of concurrent rollouts of the environment, in training and in evaluations together. An
+    entry of `eval.env` has its own limit. None: only the limit of the run."""
     rate_limit: PositiveFloat | None = None
     """Maximum number of rollouts of the environment that start per second. None: no limit."""
     sampling: EnvSamplingConfig = EnvSamplingConfig()

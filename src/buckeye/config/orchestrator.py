@@ -112,7 +112,8 @@ class OrchestratorConfig(BaseConfig):
     """Number of groups to run, relative to the groups that batches need. If more groups finish than needed,
     the first ones are used. This favors short rollouts. The metrics collection/bias/... show by how much."""
     max_concurrent: PositiveInt | None = None
-    """Maximum number of concurrent rollouts. None: no limit."""
+    """Maximum number of concurrent rollouts of training, and of an evaluation next to it. None: no limit. To
+    protect an environment, set the `max_concurrent` of its entry."""
     workers: PositiveInt = 1
     """Number of processes that run rollouts. 1: the orchestrator runs them itself. More: each has its own
     environments, which must list the same tasks in the same order, and its share of all limits."""
