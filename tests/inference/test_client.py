@@ -156,9 +156,11 @@ def test_abort_waits_if_the_server_cannot_abort():
 
 
 def test_server_of_another_model_is_refused(server):
+    """The error does not wait for another server."""
+    silent = f"http://127.0.0.1:{free_port()}"
     with pytest.raises(InferenceError) as caught:
-        run([server.url], lambda client: client.wait_ready(5))
-    assert caught.value.code == "BK-PORT-TAKEN"
+        run([silent, server.url], lambda client: client.wait_ready(HANG))
+    assert (caught.value.code, caught.value.at) == ("BK-PORT-TAKEN", server.url)
 
 
 class Fake:

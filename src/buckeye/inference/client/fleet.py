@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from buckeye.base.request_gate import is_loopback
 from buckeye.errors import InferenceError
 from buckeye.inference.client.canary import CanaryResult
-from buckeye.inference.client.replica import Replica, ReplicaLostError, gather_results
+from buckeye.inference.client.replica import Replica, ReplicaLostError
 from buckeye.inference.client.router import Router
 from buckeye.inference.client.sleep import Sleep, put_to_sleep
 from buckeye.inference.client.weight_update import Broadcast, TargetWeights, load_weights, run_canary
@@ -58,8 +58,16 @@ class Fleet:
         self._canary_tasks: set[asyncio.Task[None]] = set()
 
     async def start(self, timeout: float) -> None:
-        """Wait up to `timeout` seconds until all servers are healthy, then start to monitor them."""
-        await gather_results([self._wait_ready(replica, timeout) for replica in self._replicas])
+        """Wait up to `timeout` seconds until all servers are healthy, then start to monitor them.
+
+        Raise the first error at once, such as that of a wrong model, without a wait for the other servers.
+        """
+        waits = [asyncio.create_task(self._wait_ready(replica, timeout)) for replica in self._replicas]
+        try:
+            await asyncio.gather(*waits)
+        finally:
+            for wait in waits:
+                wait.cancel()
         if not self._monitors:
             self._monitors = {
                 replica: asyncio.create_task(self._monitor(replica)) for replica in self._replicas
