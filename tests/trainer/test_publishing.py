@@ -30,6 +30,12 @@ from tests.trainer.rl_runs import put, records
 from tests.trainer.trainer_config import trainer_config
 
 
+def test_weights_are_written_without_a_progress_bar(tmp_path, train, batches, monkeypatch, capsys):
+    monkeypatch.setattr("transformers.utils.logging._tqdm_active", True)
+    train(tmp_path, batches[:1])
+    assert "model shards" not in capsys.readouterr().err
+
+
 def test_training_continues_while_weights_are_written(tmp_path, train, batches, monkeypatch):
     """The writer of version 1 waits until step 1 is trained, and still writes the weights after step 0."""
     trained = threading.Event()

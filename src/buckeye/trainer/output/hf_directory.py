@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.utils import cached_file
+from transformers.utils import logging as transformers_logging
 from transformers.utils.hub import CHAT_TEMPLATE_DIR, list_repo_templates
 
 from buckeye.base.foreign_files import NotRegularFileError, list_regular_files, read_regular
@@ -78,6 +79,7 @@ def save_model(
     """
     if tensors is None:
         tensors = gather_tensors(model.state_dict(keep_vars=True), keep=True, dtype=dtype)
+    transformers_logging.disable_progress_bar()
     model.save_pretrained(directory, state_dict=dict(tensors), max_shard_size="256MB")
     _write_dtype(directory / "config.json", dtype)
     write_tokenizer_files(directory, tokenizer)
