@@ -17,8 +17,8 @@ from buckeye.base.faults import FAULTS, FAULTS_DONE
 from buckeye.errors import CheckpointError
 from buckeye.monitor.metrics import read_metrics
 from buckeye.trainer.output import writer as output_module
+from buckeye.trainer.output.background_thread import BackgroundThread
 from buckeye.trainer.output.state import _gather_random_states, _restore_random_states
-from buckeye.trainer.output.writer import BackgroundThread
 from buckeye.trainer.parallel.ranks import Ranks
 from buckeye.trainer.rl import run_trainer
 from buckeye.transport.checkpoint import (

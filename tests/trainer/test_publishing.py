@@ -12,9 +12,9 @@ from buckeye.base.storage import step_directories
 from buckeye.errors import RunError, TransportError
 from buckeye.trainer.learner import Learner
 from buckeye.trainer.output import writer as output_module
+from buckeye.trainer.output.background_thread import BackgroundThread
 from buckeye.trainer.output.broadcast import Broadcaster
 from buckeye.trainer.output.stored_weights import read_stored_weights
-from buckeye.trainer.output.writer import BackgroundThread
 from buckeye.trainer.rl import run_trainer
 from buckeye.transport.checkpoint import resolve_checkpoint, trainer_state_directory
 from buckeye.transport.weights import make_manifest, verify_weights

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import logging
-import math
 import os
 import shutil
-import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from queue import SimpleQueue
 from types import TracebackType
 from typing import Any
 
@@ -28,10 +24,11 @@ from buckeye.base.storage import link_or_copy
 from buckeye.base.turns import turns
 from buckeye.config.sft import SFTConfig
 from buckeye.config.trainer import TrainerConfig
-from buckeye.errors import BuckeyeError, RunError, UsageError
+from buckeye.errors import BuckeyeError, UsageError
 from buckeye.monitor.metrics import MetricsLog
 from buckeye.trainer.learner import Learner
 from buckeye.trainer.model.adapter_files import has_adapter, save_weights, stored_name
+from buckeye.trainer.output.background_thread import BackgroundThread
 from buckeye.trainer.output.broadcast import Broadcaster
 from buckeye.trainer.output.state import OPTIMIZER_DIRECTORY, TrainingState, capture_state, write_state
 from buckeye.trainer.output.stored_weights import StoredWeights, read_stored_weights
@@ -59,8 +56,6 @@ from buckeye.transport.weights import make_manifest, prune_weights, publish_weig
 logger = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.1
-_THREAD_POLL_SECONDS = 0.5
-_LOG_SECONDS = 60.0
 _PUBLISH_SECONDS = 1800.0
 """Maximum time to write a version of the weights."""
 
@@ -399,92 +394,6 @@ class OutputWriter:
             return
         protected = {*protected, best.info.step} if best is not None else protected
         prune_checkpoints(self._checkpoints, self._settings.keep, protected=protected)
-
-
-class BackgroundThread:
-    """Daemon thread that runs functions one after another. `check` and `wait` raise the error of a function.
-
-    They also raise `RunError` if the functions take longer than `timeout` seconds.
-    """
-
-    def __init__(self, timeout: float = math.inf) -> None:
-        self._queue: SimpleQueue[tuple[list[Future[None]], Future[None], Callable[[], None]]] = SimpleQueue()
-        self._thread: threading.Thread | None = None
-        self._timeout = timeout
-        self._what = ""
-        self._began = 0.0
-        self._work: list[Future[None]] = []
-
-    def start(self, what: str, work: Callable[[], None]) -> None:
-        """Wait for the previous functions, then start `work`. Messages call its result `what`."""
-        self.wait()
-        self._what, self._began = what, time.monotonic()
-        self.then(work)
-
-    def then(self, work: Callable[[], None]) -> None:
-        """Call `work` after the previous function, unless that fails."""
-        if self._thread is None:
-            # not a thread pool: a pool delays the end of the process until a function that hangs has ended
-            self._thread = threading.Thread(target=self._run, name="output", daemon=True)
-            self._thread.start()
-        previous, future = self._work[-1:], Future[None]()
-        self._work.append(future)
-        self._queue.put((previous, future, work))
-
-    def _run(self) -> None:
-        while True:
-            previous, future, work = self._queue.get()
-            error: BaseException | None = None
-            try:
-                for earlier in previous:
-                    earlier.result()
-                work()
-            except BaseException as caught:
-                error = caught
-            # Free the data before the result is known: this process may then end, and torch aborts a process
-            # whose thread frees tensors at its end.
-            del previous, work
-            if error is None:
-                future.set_result(None)
-            else:
-                future.set_exception(error)
-            del future, error
-
-    @property
-    def is_busy(self) -> bool:
-        """True while a function is running."""
-        return any(not work.done() for work in self._work)
-
-    def check(self) -> None:
-        """Raise the error of the first function that has failed, if any, or `RunError` after the timeout."""
-        while self._work and self._work[0].done():
-            work = self._work.pop(0)
-            if work.exception() is not None:
-                self._work.clear()
-            work.result()
-        if self._work and time.monotonic() > self._began + self._timeout:
-            self._work.clear()
-            raise RunError(
-                f"{self._what} were not written within {self._timeout:.0f} s",
-                code="BK-WEIGHTS-TIMEOUT",
-                hint="check the file system of output_dir",
-            )
-
-    def wait(self) -> None:
-        """Wait until all functions have ended, then raise the first error, if any."""
-        began = logged = time.monotonic()
-        if self.is_busy:
-            heartbeat.report(f"{self._what} to be written", on="disk")
-            wait(self._work, timeout=_THREAD_POLL_SECONDS)
-        if self.is_busy:
-            logger.info("Waiting for %s to be written", self._what)
-        while self.is_busy:
-            wait(self._work, timeout=_THREAD_POLL_SECONDS)
-            if time.monotonic() > logged + _LOG_SECONDS:
-                logged = time.monotonic()
-                logger.info("Still waiting for %s after %.0f s", self._what, logged - began)
-            self.check()
-        self.check()
 
 
 def _weight_format(config: TrainerConfig | SFTConfig, learner: Learner) -> tuple[torch.dtype | None, bool]:
