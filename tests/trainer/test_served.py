@@ -10,6 +10,7 @@ import torch
 from buckeye.trainer.model.policy import load_policy
 from buckeye.trainer.output.weight_rounding import RoundingMonitor, empty_published, round_tensor
 from buckeye.transport.batches import Sample
+from tests.general_models import tiny_model as tiny_general_model
 
 from .rl_runs import records
 
@@ -99,6 +100,19 @@ def test_divergence_by_hand(policy):
     assert values["weights/served_kl"] == pytest.approx(expected, rel=1e-3)
     for name, parameter in policy.trainable.items():
         assert torch.equal(parameter, before[name])
+
+
+def test_measurement_adds_no_hooks_to_the_experts(tmp_path):
+    tiny_general_model("qwen3_moe", head_dim=8).save_pretrained(tmp_path)
+    policy = load_policy(str(tmp_path), CPU, compute_dtype="bfloat16")
+
+    def hooks():
+        return sum(len(module._forward_pre_hooks) for module in policy.model.modules())
+
+    served, before = RoundingMonitor(policy, published(policy), interval=5), hooks()
+    values = served.measure(published(policy), [sample(5, 6, 7)])
+    assert values["weights/served_kl"] > 0.0
+    assert hooks() == before > 0
 
 
 def load_logprobs(model, ids):

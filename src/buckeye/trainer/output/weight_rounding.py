@@ -9,6 +9,7 @@ equal log-probs.
 
 from __future__ import annotations
 
+import copy
 import logging
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -108,10 +109,8 @@ class RoundingMonitor:
 
     @torch.no_grad()
     def _divergence(self, published: Mapping[str, Tensor], samples: Iterable[Sample]) -> dict[str, float]:
-        model, device = self._policy.model, self._policy.device
-        exact = PolicyNetwork(
-            model, device, compute_dtype=torch.float32, flash=False, padded=self._policy.padded
-        )
+        model, exact = self._policy.model, copy.copy(self._policy)  # a new policy adds hooks to the experts
+        exact.compute_dtype, exact.flash = torch.float32, False
         stored = {parameter: published[name] for name, parameter in model.named_parameters()}
         head = published[next(n for n, p in model.named_parameters() if p is exact.head_weight)]
         total, positions = 0.0, 0
