@@ -65,7 +65,7 @@ def test_impossible_sizes_are_refused(folder, case, refusal):
 
 @pytest.mark.parametrize("case", ODD)
 def test_keys_of_a_wrong_type_are_refused(folder, case):
-    with pytest.raises(InferenceError, match=r"config\.json"):
+    with pytest.raises(InferenceError, match=r"/config\.json"):
         read_spec(folder(ODD[case]))
 
 

@@ -75,6 +75,19 @@ def test_paused_sequences_continue_after_a_sleep(qwen3):
     assert sequence.logprobs == near(expected.logprobs)
 
 
+def test_new_weights_during_a_sleep_do_not_keep_a_freed_cache(make_model):
+    engine, new, sequence = make_engine(make_model("qwen3").directory), make_model("qwen3", seed=1), sample()
+    engine.submit([sequence])
+    for _ in range(8):
+        engine.step()
+    sleep(engine, mode="keep")
+    done(engine, engine.install_weights(Checkpoint(new.directory), 3, keep_kv_cache=True))
+    wake_up(engine)
+    finish(engine)
+    expected = new.logprobs(PROMPT, sequence.token_ids)[8:]
+    assert torch.tensor(sequence.logprobs[8:]) == near(expected)
+
+
 def test_dropped_weights_are_replaced_before_the_engine_wakes_up(make_model):
     new = make_model("qwen3", seed=1)
     engine = make_engine(make_model("qwen3").directory, device=PRETEND)

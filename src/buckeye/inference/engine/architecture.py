@@ -405,8 +405,10 @@ def _yarn_scale(rope: Mapping[str, Any], factor: float) -> float:
 def eos_token_ids(config: Mapping[str, Any], directory: Path) -> tuple[int, ...]:
     """Return the token ids that end a generation, from generation_config.json or else from `config`."""
     path = directory / "generation_config.json"
-    generation = read_model_config(path) if path.is_file() else {}
-    eos = generation.get("eos_token_id", config.get("eos_token_id"))
+    generation: Mapping[str, Any] = read_model_config(path) if path.is_file() else {}
+    if "eos_token_id" not in generation:
+        path, generation = directory / "config.json", config
+    eos = generation.get("eos_token_id")
     tokens = eos if isinstance(eos, list) else [] if eos is None else [eos]
     if not all(type(token) is int for token in tokens):
         raise _damage_error("eos_token_id must be a token id, or a list of token ids", at=path)

@@ -471,7 +471,7 @@ class Engine:
 
     def _install_weights(self, new: LoadableWeights, version: int, keep_kv_cache: bool) -> None:
         self._clear_prefixes()
-        self._stale_cache = not keep_kv_cache
+        self._stale_cache |= not keep_kv_cache
         self.decoder.weights.load(new)
         self._set_version(version)
 
