@@ -75,6 +75,25 @@ def test_paused_sequences_continue_after_a_sleep(qwen3):
     assert sequence.logprobs == near(expected.logprobs)
 
 
+@pytest.mark.parametrize("mode", ["wait", "abort"])
+def test_sequences_can_end_or_wait_while_the_engine_sleeps(qwen3, mode):
+    engine = make_engine(qwen3.directory)
+    ended, first, second = (sample(seed=seed) for seed in (1, 2, 3))
+    engine.submit([ended, first, second])
+    for _ in range(8):
+        engine.step()
+    sleep(engine, mode="keep")
+    engine.abort([ended])
+    done(engine, engine.pause(mode))
+    wake_up(engine)
+    finish(engine)
+    assert ended.finish_reason == "abort"
+    assert {first.finish_reason, second.finish_reason} == {"abort" if mode == "abort" else "length"}
+    for sequence in (first, second):
+        expected = qwen3.logprobs(PROMPT, sequence.token_ids).tolist()
+        assert sequence.logprobs == near(expected)
+
+
 def test_new_weights_during_a_sleep_do_not_keep_a_freed_cache(make_model):
     engine, new, sequence = make_engine(make_model("qwen3").directory), make_model("qwen3", seed=1), sample()
     engine.submit([sequence])

@@ -91,7 +91,8 @@ class Engine:
         """Stop decoding. The future completes when decoding has stopped.
 
         "keep" freezes the running sequences. "wait" decodes the running sequences to their ends, and admits
-        no others. "abort" ends all running and waiting sequences. New sequences wait until `resume`.
+        no others, unless the engine sleeps. "abort" ends all running and waiting sequences. New sequences
+        wait until `resume`.
         """
         paused: Future[None] = Future()
         self._commands.put(partial(self._pause, mode, paused))
@@ -357,7 +358,7 @@ class Engine:
         if error is None and not self._stale_cache:
             self._keep(sequence)
         moved_from = running.remove(slot)
-        if moved_from is not None:
+        if moved_from is not None and not self._stale_cache:
             self.decoder.cache.copy(moved_from, slot, int(running.position[slot]))
         self._batch = None
         self._close(sequence, reason, error)
@@ -408,7 +409,7 @@ class Engine:
 
     def _pause(self, mode: PauseMode, paused: Future[None]) -> None:
         self._drained.append(paused)
-        self._state = "draining" if mode == "wait" else "paused"
+        self._state = "draining" if mode == "wait" and not self.released else "paused"
         if mode == "abort":
             self._abort((*self.running.sequences, *self.waiting))
 
