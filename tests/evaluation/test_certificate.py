@@ -1,7 +1,10 @@
 """`buckeye env check --certify` as a user runs it, on sound environments and on planted faults."""
 
 import json
+import os
+import shlex
 import subprocess
+from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
@@ -10,7 +13,7 @@ import pytest
 from buckeye.dataset.environment import NAME as DATASET
 from buckeye.envs.base import Task
 from buckeye.errors import UsageError
-from buckeye.evaluation.certify.certificate import read_certificate
+from buckeye.evaluation.certify.certificate import check_output, read_certificate, renewal_command
 from buckeye.evaluation.certify.identity import changes, identify
 from tests.command import run_here
 from tests.places import ROOT
@@ -62,6 +65,32 @@ def test_another_file_is_not_overwritten(tmp_path):
     assert (tmp_path / "mine.md").read_text() == "notes"
 
 
+@pytest.mark.parametrize(
+    ("name", "code"),
+    [
+        ("mine.md", "BK-CLI-ARGUMENT"),
+        (".", "BK-CLI-ARGUMENT"),
+        ("pipe", "BK-FILE-EXISTS"),
+        ("folder", "BK-FILE-EXISTS"),
+    ],
+)
+def test_a_certificate_needs_a_file_besides_its_page(tmp_path, monkeypatch, name, code):
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("pipe")
+    os.mkdir("folder")
+    with pytest.raises(UsageError) as refused:
+        check_output(Path(name))
+    assert refused.value.code == code
+
+
+def test_the_command_that_renews_a_certificate_has_its_settings():
+    settings = {"sessions": 2_000_000, "sample": 5, "budget": 30.0, "max_content_free": 0.1, "seed": 1234567}
+    command = renewal_command({"environment": {"id": "x", "args": {}}, "settings": settings}, Path("c.json"))
+    words = shlex.split(command)
+    given = dict(zip(words[7::2], words[8::2], strict=True))
+    assert {name.removeprefix("--").replace("-", "_"): float(v) for name, v in given.items()} == settings
+
+
 @pytest.mark.parametrize("content", [b"", b"\xff", b"[]"])
 def test_a_file_that_is_no_certificate_is_refused(tmp_path, content):
     (tmp_path / "certificate.json").write_bytes(content)
@@ -83,6 +112,16 @@ def test_files_with_one_name_in_two_folders_are_all_verified(tmp_path, monkeypat
     for number, file in enumerate(rewards, start=1):
         file.write_text("changed")
         assert len(changes(before, identify(environment, DATASET, args))) == number
+
+
+def test_files_of_a_package_below_a_link_keep_their_paths(tmp_path, monkeypatch):
+    (tmp_path / "place" / "linked_package").mkdir(parents=True)
+    (tmp_path / "place" / "linked_package" / "__init__.py").write_text("")
+    (tmp_path / "link").symlink_to("place")
+    monkeypatch.syspath_prepend(tmp_path / "link")
+    environment = SimpleNamespace(name="a", tasks={"train": [Task(id="a", messages=())]}.__getitem__)
+    files = identify(environment, "owner/linked-package", {})["package"]["files"]
+    assert list(files) == ["linked_package/__init__.py"]
 
 
 def test_a_certificate_names_faults_and_is_signed_and_verified(tmp_path):

@@ -50,6 +50,52 @@ def test_functions_are_scored_with_recorded_replies(tmp_path, monkeypatch):
         assert home_runner.RUNNERS["agent"]("agent", args, sessions) == [1.0, 0.0]
 
 
+GRADE = """
+async def grade(task, result):
+    last = result if isinstance(result, str) else result["stdout"].split()[-1] + result["result"]["unit"]
+    return {"reward": float(last == task["data"]["answer"]), "components": {}}
+
+
+def count(task, endpoint):
+    return "14"
+"""
+PROGRAM = """
+import os
+print("first line", end="\\n14\\n")
+open(os.environ["BUCKEYE_RESULT"], "w").write('{"unit": "' + os.environ["UNIT"] + '"}')
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "right"),
+    [
+        ({"callable": "grading.py:count"}, "14"),
+        ({"command": ["python", "program.py"], "env": {"UNIT": "m"}}, "14m"),
+    ],
+)
+def test_reward_functions_score_results(tmp_path, monkeypatch, kind, right):
+    (tmp_path / "grading.py").write_text(GRADE)
+    (tmp_path / "program.py").write_text(PROGRAM)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delitem(sys.modules, "grading", raising=False)
+    reply = {"role": "assistant", "content": ""}
+    sessions = [{"messages": [], "data": {"answer": answer}, "replies": [reply]} for answer in (right, "15")]
+    args = {**kind, "reward": "grading.py:grade", "cwd": "~"}
+    assert home_runner.RUNNERS["agent"]("agent", args, sessions) == [1.0, 0.0]
+
+
+def score(value):
+    return SimpleNamespace(value=value)
+
+
+@pytest.mark.parametrize(("name", "found"), [(None, 0), ("length.words", 2), ("exact", "C"), ("other", None)])
+def test_value_of_a_score_of_inspect(name, found):
+    scores = {"length": score({"letters": 0, "words": 2}), "exact": score("C")}
+    assert home_runner.inspect_score(scores, name) == found
+    assert home_runner.inspect_score({}, name) is None
+
+
 def test_lines_that_a_library_prints_at_its_end_do_not_hide_the_rewards(tmp_path):
     (tmp_path / "own_agent.py").write_text(f"import atexit\n{AGENT}\natexit.register(print, 'ended')\n")
     task = Task(id="a", messages=(), data={"answer": "14"})

@@ -131,7 +131,7 @@ def install(monkeypatch):
     gymnasium, skyrl_gym, omegaconf = map(ModuleType, ("gymnasium", "skyrl_gym", "omegaconf"))
     gymnasium.registry = {name: SimpleNamespace(max_episode_steps=None) for name in games}
 
-    def make(name, max_episode_steps, disable_env_checker, **settings):
+    def make(name, max_episode_steps=None, disable_env_checker=False, **settings):
         return games[name](**settings)
 
     gymnasium.make = make

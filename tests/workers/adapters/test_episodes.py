@@ -8,6 +8,7 @@ import pytest
 from tests.workers.adapters import fake_gyms
 from tests.workers.adapters.scripted import Speaker
 
+from buckeye.evaluation.certify import home_runner
 from buckeye.workers.proxy import Limits, serve
 from buckeye.workers.worker_side.adapters.base import AdapterError
 from buckeye.workers.worker_side.adapters.gymnasium import Gymnasium
@@ -83,6 +84,27 @@ def test_gymnasium_observations_and_actions_without_rendering():
 def test_gymnasium_action_whose_name_begins_with_that_of_another():
     outcome, _ = play(gym(actions=["go", "go on"]), ["go on", "Go on!"])
     assert (outcome["stop_reason"], outcome["turn_rewards"]) == ("done", [-0.5, -0.5])
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "replies"),
+    [
+        ("Corridor-v0", {"actions": []}, ["0", "so 1", "1, no: 0", "?", "1", "1"]),
+        (
+            "Corridor-v0",
+            {"actions": ["Go", "Go on"], "invalid_reward": -5},
+            ["go on", "", "Go", "Go ON", "go on"],
+        ),
+        ("Words-v0", {"actions": []}, ["word"]),
+    ],
+)
+def test_second_runner_of_gymnasium_gives_the_rewards_of_the_adapter(name, args, replies):
+    adapter = gym(name, **args)
+    outcome, _ = play(adapter, replies)
+    task = next(iter(adapter.tasks("train")))
+    session = {**task, "replies": [{"role": "assistant", "content": reply} for reply in replies]}
+    given = {key: value for key, value in args.items() if value}
+    assert home_runner.RUNNERS["gymnasium"](name, given, [session]) == [outcome["reward"]]
 
 
 @pytest.mark.parametrize(

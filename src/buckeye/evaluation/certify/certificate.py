@@ -128,8 +128,16 @@ def write_certificate(certificate: Mapping[str, Any], path: Path, key: Path | No
 
 def check_output(path: Path) -> None:
     """Raise `UsageError` if another file than a certificate is where the certificate or its page goes."""
+    if not path.name or path.suffix == ".md":
+        raise UsageError(
+            f"{path} is not the name of a certificate; its page has the suffix .md",
+            code="BK-CLI-ARGUMENT",
+            at="--out",
+            hint="name a file such as certificate.json",
+        )
     for file, mark in ((path, f'"{FORMAT}"'), (path.with_suffix(".md"), _PAGE_START)):
-        if file.exists() and mark not in file.read_text(encoding="utf-8", errors="replace")[:_START]:
+        is_ours = file.is_file() and mark in file.read_text(encoding="utf-8", errors="replace")[:_START]
+        if file.exists() and not is_ours:
             raise UsageError(
                 f"{file} exists, and is not a certificate",
                 code="BK-FILE-EXISTS",
@@ -167,7 +175,8 @@ def renewal_command(certificate: Mapping[str, Any], path: Path) -> str:
     environment, settings = certificate["environment"], certificate["settings"]
     argv = ["buckeye", "env", "check", environment["id"], "--certify", "--out", str(path)]
     argv += ["--args", json.dumps(environment["args"])] if environment["args"] else []
-    argv += ["--sessions", str(settings["sessions"]), "--budget", f"{settings['budget']:g}"]
+    for name in ("sessions", "budget", "sample", "seed", "max_content_free"):
+        argv += [f"--{name.replace('_', '-')}", str(settings[name])]
     return shlex.join(argv)
 
 

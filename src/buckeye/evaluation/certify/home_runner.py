@@ -26,7 +26,7 @@ import threading
 import time
 import urllib.request
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -124,7 +124,8 @@ def verifiers_v1(name: str, args: Json, sessions: Sequence[Json]) -> list[float 
     """Return the rewards of `run_slot` with the harness `null`, for a server that replays the replies."""
     vf = importlib.import_module("verifiers.v1")
     os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)
-    settings = {key: value for key, value in args.items() if key not in ("harness", "eval", "limit")}
+    own = ("harness", "runtime", "agent", "eval", "limit", "seat", "opponent")
+    settings = {key: value for key, value in args.items() if key not in own}
     places = asyncio.Semaphore(8)
 
     async def reward(environment: Any, session: Json) -> float | None:
@@ -150,25 +151,34 @@ def verifiers_v1(name: str, args: Json, sessions: Sequence[Json]) -> list[float 
 
 
 def gymnasium(name: str, args: Json, sessions: Sequence[Json]) -> list[float | None]:
-    """Return the sums of the rewards of `step`. `actions` has the names; a reply without one costs 1."""
+    """Return the sums of the rewards of `step`. A reply without an action costs 1."""
     library = importlib.import_module("gymnasium")
     module, _, name = name.rpartition(":")
     if module:
         importlib.import_module(module)
-    own = ("num_tasks", "num_eval", "seed", "max_steps", "invalid_reward", "system_prompt")
-    names, limit = [str(action) for action in args.pop("actions")], args.get("max_steps")
-    settings = {key: value for key, value in args.items() if key not in own}
+    own = ("num_tasks", "num_eval", "seed", "actions", "max_steps", "invalid_reward", "system_prompt")
+    limit, settings = args.get("max_steps"), {key: value for key, value in args.items() if key not in own}
     rewards: list[float | None] = []
     for session in sessions:
         env = library.make(name, **settings, **({} if limit is None else {"max_episode_steps": limit}))
         env.reset(seed=session["data"]["seed"])
         total = 0.0
         for reply in texts(session):
-            words = [word for word in re.findall(r"\w+", reply) if word in names]
-            action = names.index(words[-1]) + int(env.action_space.start) if words else None
+            action = gymnasium_action(reply, session["messages"][0]["content"], env.action_space)
             total += float(args.get("invalid_reward", -1.0) if action is None else env.step(action)[1])
         rewards.append(total)
     return rewards
+
+
+def gymnasium_action(reply: str, prompt: str, space: Any) -> Any:
+    """Return the last action of a prompt that a reply names; the whole reply if the prompt lists none."""
+    shown = re.findall(r"^End every reply with one of these actions: (.+)\.$", prompt, re.MULTILINE)
+    if not shown:
+        return reply
+    names = shown[-1].casefold().split(", ")
+    anyone = "|".join(map(re.escape, sorted(names, key=len, reverse=True)))
+    found = re.findall(rf"(?<!\w)(?:{anyone})(?!\w)", reply.casefold())
+    return names.index(found[-1]) + int(space.start) if found else None
 
 
 def skyrl_gym(name: str, args: Json, sessions: Sequence[Json]) -> list[float | None]:
@@ -184,14 +194,14 @@ def skyrl_gym(name: str, args: Json, sessions: Sequence[Json]) -> list[float | N
 
 
 def inspect_ai(name: str, args: Json, sessions: Sequence[Json]) -> list[float | None]:
-    """Return the values of the first score of `inspect_ai.eval`, with a model that returns the replies."""
+    """Return the values of the chosen score of `inspect_ai.eval`, with a model that returns the replies."""
     inspect, model = importlib.import_module("inspect_ai"), importlib.import_module("inspect_ai.model")
     parse = importlib.import_module("inspect_ai.model._call_tools").parse_tool_call
     sample_state = importlib.import_module("inspect_ai.solver._task_state").sample_state
-    (task,) = importlib.import_module("inspect_ai._eval.loader").load_tasks([name], args)
-    samples = [copy.deepcopy(task.dataset[session["data"]["index"]]) for session in sessions]
-    for number, sample in enumerate(samples):
-        sample.id = number
+    rewards: list[float | None] = [None] * len(sessions)
+    if "grader" in args:  # another reply of that model may be another grade
+        return rewards
+    settings = {key: value for key, value in args.items() if key not in ("eval", "limit", "score")}
 
     def reply(given: Any, tools: Any, *_: Any) -> Any:
         said = sessions[sample_state().sample_id]["replies"]
@@ -204,17 +214,31 @@ def inspect_ai(name: str, args: Json, sessions: Sequence[Json]) -> list[float | 
         choices = [model.ChatCompletionChoice(message=own)]
         return model.ModelOutput(model="replay", choices=choices, usage=model.ModelUsage())
 
-    task.dataset = importlib.import_module("inspect_ai.dataset").MemoryDataset(samples)
     replayer = model.get_model("mockllm/model", custom_outputs=reply, memoize=False)
-    rewards: list[float | None] = [None] * len(sessions)
-    with tempfile.TemporaryDirectory() as logs, contextlib.redirect_stdout(sys.stderr):
-        (log,) = inspect.eval(task, model=replayer, log_dir=logs, display="none", epochs=1)
-        for sample in log.samples:  # read from the log when they are used
-            value = next((score.value for score in (sample.scores or {}).values()), None)
-            first = next(iter(value.values()), None) if isinstance(value, dict) else value
-            known = None if sample.error or first is None else _GRADES.get(first, first)
-            rewards[sample.id] = None if known is None else float(known)
+    for split in {session["data"]["split"] for session in sessions}:
+        given = settings | (args["eval"] if split == "eval" else {})
+        (task,) = importlib.import_module("inspect_ai._eval.loader").load_tasks([name], given)
+        samples = []
+        for number, session in enumerate(sessions):
+            if session["data"]["split"] == split:
+                samples.append(copy.deepcopy(task.dataset[session["data"]["index"]]))
+                samples[-1].id = number
+        task.dataset = importlib.import_module("inspect_ai.dataset").MemoryDataset(samples)
+        with tempfile.TemporaryDirectory() as logs, contextlib.redirect_stdout(sys.stderr):
+            (log,) = inspect.eval(task, model=replayer, log_dir=logs, display="none", epochs=1)
+            for sample in log.samples:  # read from the log when they are used
+                value = None if sample.error else inspect_score(sample.scores or {}, args.get("score"))
+                rewards[sample.id] = None if value is None else float(_GRADES.get(value, value))
     return rewards
+
+
+def inspect_score(scores: Mapping[str, Any], name: str | None) -> Any:
+    """Return the value of the score `name`, or of the first. A score of several values has `NAME.KEY`."""
+    values: Json = {}
+    for scorer, score in scores.items():
+        parts = score.value if isinstance(score.value, dict) else {"": score.value}
+        values |= {f"{scorer}.{key}" if key else scorer: value for key, value in parts.items()}
+    return values.get(name or next(iter(values), ""))
 
 
 def openenv(name: str, args: Json, sessions: Sequence[Json]) -> list[float | None]:
@@ -246,33 +270,53 @@ def openenv(name: str, args: Json, sessions: Sequence[Json]) -> list[float | Non
 def agent(name: str, args: Json, sessions: Sequence[Json]) -> list[float | None]:
     """Return the rewards of the program or function, for a model server that replays the replies."""
     rewards: list[float | None] = []
-    if "callable" in args:
-        module, _, function = args["callable"].rpartition(":")
-        sys.path.insert(0, args.get("cwd") or os.getcwd())
-        play = getattr(importlib.import_module(module.removesuffix(".py")), function)
-        loop = asyncio.new_event_loop()  # one for all sessions: functions may share connections
-        for session in sessions:
-            with replayed(session["replies"]) as url:
-                value: Any = play(session, {"base_url": f"{url}/v1", "root_url": url, "api_key": "none"})
-                value = loop.run_until_complete(value) if inspect.iscoroutine(value) else value
-            rewards.append(float(value["reward"] if isinstance(value, dict) else value))
-        loop.close()
-        return rewards
+    cwd = os.path.expanduser(args.get("cwd") or os.getcwd())
+    sys.path.insert(0, cwd)
+    play, grade = (function_of(args[key]) if key in args else None for key in ("callable", "reward"))
+    loop = asyncio.new_event_loop()  # one for all sessions: functions may share connections
     for session in sessions:
-        with replayed(session["replies"]) as url, tempfile.TemporaryDirectory() as folder:
-            task, result = Path(folder, "task.json"), Path(folder, "result.json")
-            task.write_text(json.dumps({key: session[key] for key in ("messages", "data")}))
-            variables = {"OPENAI_BASE_URL": f"{url}/v1", "OPENAI_API_KEY": "none", "BUCKEYE_MODEL": "replay"}
-            variables |= {"ANTHROPIC_BASE_URL": url, "ANTHROPIC_API_KEY": "none"}
-            variables |= {"BUCKEYE_TASK": str(task), "BUCKEYE_RESULT": str(result)}
-            environ, cwd = os.environ | variables, args.get("cwd")
-            done = subprocess.run(  # noqa: S603  the program of the environment
-                args["command"], env=environ, cwd=cwd, capture_output=True, check=False
-            )
-            lines = [*done.stdout.splitlines()[-1:], b"null"]
-            value = json.loads(result.read_text() if result.exists() else lines[0])
-            rewards.append(None if done.returncode or value is None else float(value["reward"]))
+        value: Any
+        with replayed(session["replies"]) as url:
+            if play is not None:
+                value = play(session, {"base_url": f"{url}/v1", "root_url": url, "api_key": "none"})
+                value = loop.run_until_complete(value) if inspect.iscoroutine(value) else value
+            else:
+                value = result_of_program(args, cwd, session, url)
+        if grade is not None and value is not None:
+            value = grade(session, value)
+            value = loop.run_until_complete(value) if inspect.iscoroutine(value) else value
+        reward = value["reward"] if isinstance(value, dict) else value
+        rewards.append(None if reward is None else float(reward))
+    loop.close()
     return rewards
+
+
+def function_of(reference: str) -> Any:
+    """Return the function `module:function` or `file.py:function`."""
+    module, _, function = reference.rpartition(":")
+    return getattr(importlib.import_module(module.removesuffix(".py")), function)
+
+
+def result_of_program(args: Json, cwd: str, session: Json, url: str) -> Any:
+    """Return the result of the program for the model server at `url`; None if the program fails."""
+    with tempfile.TemporaryDirectory() as folder:
+        task, result = Path(folder, "task.json"), Path(folder, "result.json")
+        task.write_text(json.dumps({key: session[key] for key in ("messages", "data")}))
+        variables = {"OPENAI_BASE_URL": f"{url}/v1", "OPENAI_API_KEY": "none", "BUCKEYE_MODEL": "replay"}
+        variables |= {"ANTHROPIC_BASE_URL": url, "ANTHROPIC_API_KEY": "none"}
+        variables |= {"BUCKEYE_TASK": str(task), "BUCKEYE_RESULT": str(result)}
+        environ = os.environ | args.get("env", {}) | variables
+        done = subprocess.run(  # noqa: S603  the program of the environment
+            args["command"], env=environ, cwd=cwd, capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            return None
+        text = result.read_text() if result.exists() else (done.stdout.splitlines() or ["null"])[-1]
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    return {"result": found, "stdout": done.stdout} if "reward" in args else found
 
 
 def bfcl_eval(name: str, args: Json, sessions: Sequence[Json]) -> list[float | None]:
@@ -340,7 +384,10 @@ def served_class(package: str, name: str, args: Json) -> contextlib.AbstractCont
 
 
 def sums_of_calls(environment: Any, sessions: Sequence[Json], error: type[Exception]) -> list[float | None]:
-    """Return for each session the rewards of its calls, and that of a last text if a tool grades it."""
+    """Return for each session the rewards of its calls, and that of a last text if a tool grades it.
+
+    None: scores of groups, which this program does not compute, are added to them.
+    """
     splits = {session["data"]["split"] for session in sessions}
     tasks = {split: environment.list_tasks(split=split) for split in splits}
     rewards: list[float | None] = []
@@ -354,7 +401,8 @@ def sums_of_calls(environment: Any, sessions: Sequence[Json], error: type[Except
                         total += float(opened.call_tool(call["function"]["name"], arguments).reward or 0.0)
                 if not reply.get("tool_calls") and getattr(opened, "is_assistant_message_final", bool)():
                     total += float(opened.call_terminal_tool(reply.get("content") or "").reward or 0.0)
-        rewards.append(total)
+            has_scores_of_groups = getattr(opened, "supports_score_group", bool)()
+        rewards.append(None if has_scores_of_groups else total)
     return rewards
 
 
@@ -452,9 +500,8 @@ def server_of(words: Sequence[str], folder: str | None) -> Iterator[str]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     command = [sys.executable, *words[:-1], words[-1] % port]
-    process = subprocess.Popen(  # noqa: S603  the server of the environment
-        command, cwd=folder, stdout=sys.stderr
-    )
+    cwd = folder and os.path.expanduser(folder)
+    process = subprocess.Popen(command, cwd=cwd, stdout=sys.stderr)  # noqa: S603  the environment's server
     deadline = time.monotonic() + _START_SECONDS
     try:
         while True:

@@ -147,7 +147,7 @@ def _local(names: Sequence[Any]) -> list[Path]:
 
 
 def _hashes(paths: Sequence[Path], root: Path) -> dict[str, str]:
-    unique = sorted({path.resolve() for path in paths})
+    unique, root = sorted({path.resolve() for path in paths}), root.resolve()
     hashes: dict[str, str] = {}
     for path, sha256 in zip(unique, sha256_files(unique), strict=True):
         name = path.relative_to(root).as_posix() if path.is_relative_to(root) else path.name
