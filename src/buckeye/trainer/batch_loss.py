@@ -321,7 +321,7 @@ def _load_frozen_reference(
         compute_dtype=config.model.compute_dtype,
         sharded=learner.ranks.mesh is not None,
     )
-    vocabularies = [policy.model.config.vocab_size for policy in (reference, learner.policy)]
+    vocabularies = [policy.vocab_size for policy in (reference, learner.policy)]
     if vocabularies[0] != vocabularies[1]:
         raise UsageError(
             f"the reference model {source!r} has a vocabulary of {vocabularies[0]} tokens, the trained model "

@@ -312,7 +312,7 @@ class RLTrainer:
         return found
 
     def _without_invalid(self, batch: Batch) -> ValidatedBatch:
-        vocab_size = self.learner.policy.model.config.vocab_size
+        vocab_size = self.learner.policy.vocab_size
         max_age = max_token_age(self.config.max_async_level, self.config.max_off_policy_steps)
         return remove_invalid_samples(batch, vocab_size=vocab_size, max_age=max_age)
 

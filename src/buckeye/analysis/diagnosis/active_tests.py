@@ -65,7 +65,7 @@ def other_tokenizer(facts: DiagnosisFacts) -> Iterator[Finding]:
     if model is None or not facts.batches:
         raise LookupError("no model was found, or no batch was kept")
     policy = _load(model)
-    vocabulary = int(policy.model.config.vocab_size)
+    vocabulary = policy.vocab_size
     samples = [sample for sample in facts.batches[0].batch.samples if sample.loss_mask.argmax() > 2]
     prompts = [~np.logical_or.accumulate(sample.loss_mask) for sample in samples[:_MAX_SAMPLES]]
     for prompt in prompts:

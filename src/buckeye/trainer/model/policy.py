@@ -190,6 +190,11 @@ class PolicyNetwork(nn.Module):
         return sum(elements for is_trained, elements in self._multiplied_elements if not is_trained)
 
     @property
+    def vocab_size(self) -> int:
+        """Number of tokens of the vocabulary."""
+        return int(self.model.config.get_text_config(decoder=True).vocab_size)
+
+    @property
     def pair_cost(self) -> float:
         """Cost of attention per pair of tokens, divided by the cost of a token without attention."""
         config = self.model.config.get_text_config(decoder=True)

@@ -145,6 +145,7 @@ class _Reference:
     def __init__(
         self, model: _Distributions, tokenizer: Path, passages: ComparisonTexts, config: Any
     ) -> None:
+        config = config.get_text_config(decoder=True)
         limits = (getattr(config, "max_position_embeddings", None), longest_sample(config.to_dict()))
         context = min([_CONTEXT, *(limit for limit in limits if limit is not None)])
         token_ids = [ids[-context:] for ids in _token_ids(passages, tokenizer) if ids]

@@ -155,7 +155,7 @@ def make_canary(
     The dtype of the canary is the narrower one of the compute dtype and the `stored` dtype of the weights.
     """
     set_dropout(policy.model, active=False)
-    prompt = prompt or canary_prompt({}, policy.model.config.vocab_size)
+    prompt = prompt or canary_prompt({}, policy.vocab_size)
     tokens = list(guess) or [0] * _CANARY_TOKENS
     logprobs: list[float] = []
     margins: list[float] = []

@@ -79,7 +79,7 @@ class OutputWriter:
         self._settings = config.ckpt
         self._dtype, self._stochastic = _weight_format(config, learner)
         self._seed = config.seed
-        self._canary_prompt = canary_prompt(learner.tokenizer_files, learner.policy.model.config.vocab_size)
+        self._canary_prompt = canary_prompt(learner.tokenizer_files, learner.policy.vocab_size)
         self._last_step = learner.progress.step
         self._background = BackgroundThread()
         self._publication = BackgroundThread(timeout=_PUBLISH_SECONDS)
