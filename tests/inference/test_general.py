@@ -12,11 +12,13 @@ from buckeye.config.rl import RLConfig
 from buckeye.config.trainer import LoRAConfig
 from buckeye.errors import BuckeyeError, UsageError
 from buckeye.inference.engine.adapters import AdaptedCheckpoint
+from buckeye.inference.engine.general_spec import read_served_spec
 from buckeye.inference.engine.weights import Checkpoint
 from buckeye.launch.preflight.trainer_checks import trainer_warnings
 from buckeye.trainer.model.adapter_files import merge_adapter
 from buckeye.trainer.model.lora import add_adapter
 from buckeye.trainer.model.policy import load_policy
+from buckeye.trainer.output.hf_directory import save_model
 from tests.general_models import tiny_model
 
 from .conftest import make_engine
@@ -24,6 +26,27 @@ from .conftest import make_engine
 
 def save(family, directory) -> None:
     tiny_model(family).save_pretrained(directory)
+
+
+@pytest.mark.parametrize("family", ["phi", "mixtral", "fuyu"])
+def test_a_config_of_an_older_transformers_is_that_of_the_weights_of_its_trainer(family, tmp_path):
+    save(family, tmp_path / "old")
+    path = tmp_path / "old" / "config.json"
+    config = json.loads(path.read_text())
+    rope = config.pop("rope_parameters", {"rope_theta": 1e4})
+    older = {
+        "torch_dtype": config.pop("dtype"),
+        "rope_theta": rope["rope_theta"],
+        "transformers_version": "4.40.0",
+    }
+    path.write_text(json.dumps(config | older))
+    policy = load_policy(str(tmp_path / "old"), torch.device("cpu"))
+    save_model(policy.model, {}, tmp_path / "new", dtype=torch.bfloat16)
+    assert read_served_spec(tmp_path / "new") == read_served_spec(tmp_path / "old")
+    path.write_text(
+        json.dumps(config | older | {"rms_norm_eps": 0.5, "layer_norm_eps": 0.5, "hidden_act": "relu"})
+    )
+    assert read_served_spec(tmp_path / "new") != read_served_spec(tmp_path / "old")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -29,12 +29,23 @@ SELECTED_KEYS = "keep_window_size"
 """Key of the number of tokens that Doge attends to. It selects them from all tokens, also from later ones."""
 _SMALL_BYTES = 2**28  # weights of a model that is computed before a start
 _CAUSAL_DIFFERENCE = 1e-3  # relative; several times the rounding error of float32
-_WITHOUT_EFFECT = ("dtype", "torch_dtype", "transformers_version", "use_cache", "name_or_path")
+_WITHOUT_EFFECT = (
+    "dtype",
+    "torch_dtype",
+    "transformers_version",
+    "use_cache",
+    "name_or_path",
+    "_name_or_path",
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GeneralSpec:
-    """Model that transformers computes. `config` has the keys of `config.json` that may have an effect."""
+    """Model that transformers computes.
+
+    `config` has the settings that may have an effect, as JSON. They do not depend on the version of
+    transformers that wrote `config.json`.
+    """
 
     model_type: str
     vocab_size: int
@@ -296,7 +307,8 @@ def _read_general_spec(directory: Path, config: Mapping[str, Any]) -> GeneralSpe
 
     check_sizes(directory)
     try:
-        parsed = AutoConfig.from_pretrained(directory, trust_remote_code=False).get_text_config(decoder=True)
+        whole = AutoConfig.from_pretrained(directory, trust_remote_code=False)
+        parsed, effects = whole.get_text_config(decoder=True), whole.to_dict()
         lengths = [value for key in _LENGTHS if isinstance(value := getattr(parsed, key, None), int)]
         return GeneralSpec(
             model_type=str(config["model_type"]),
@@ -305,7 +317,7 @@ def _read_general_spec(directory: Path, config: Mapping[str, Any]) -> GeneralSpe
             tied_head=bool(parsed.tie_word_embeddings),
             eos_token_ids=eos_token_ids(config, directory),
             config=json.dumps(
-                {key: value for key, value in config.items() if key not in _WITHOUT_EFFECT}, sort_keys=True
+                {key: value for key, value in effects.items() if key not in _WITHOUT_EFFECT}, sort_keys=True
             ),
         )
     except Exception as error:  # transformers raises arbitrary exceptions for a damaged configuration
