@@ -295,6 +295,23 @@ def test_published_configurations_are_accepted(tmp_path, name):
     assert {layer.rope.theta for layer in read_spec(tmp_path).layers} == {theta}
 
 
+@pytest.mark.parametrize(
+    ("family", "keys"),
+    [
+        ("SmolLM3ForCausalLM", {"max_window_layers": 28}),
+        ("Qwen3MoeForCausalLM", {"max_window_layers": 48}),
+        ("Phi3ForCausalLM", {"full_attn_mod": 1, "interpolate_factor": 1, "lm_head_bias": False}),
+    ],
+)
+def test_keys_of_published_models_that_transformers_ignores(tmp_path, family, keys):
+    sizes = {"vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4}
+    config = {"architectures": [family], "num_hidden_layers": 4, **sizes}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    plain = read_spec(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(config | keys))
+    assert read_spec(tmp_path) == plain
+
+
 def test_doctor_reports_unsupported_keys(tmp_path):
     """The check runs without torch and reports a remedy."""
     config = json.loads((PUBLISHED / "qwen2.json").read_text()) | {"is_causal": False}
