@@ -122,7 +122,10 @@ def test_errors_of_the_grader_are_findings_of_their_own_kind(variant, kind):
 
 
 def test_gradings_and_time_are_limited():
-    assert attack("sound", max_gradings=700).gradings <= 700
+    report = attack("sound", max_gradings=700)
+    assert report.gradings <= 700
+    assert report.missed["known tricks"] > 1000
+    assert "--max-gradings" in report.text()
     report = attack("sound", budget=1.0)
     assert report.seconds < 5.0
 

@@ -117,6 +117,20 @@ def test_resume_needs_the_function_only(tmp_path):
     assert saved_arguments(tmp_path / "other", None, None) is None
 
 
+def test_resume_reads_the_same_dataset_from_any_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rows.jsonl").touch()
+    for name, again in (
+        ("rows.jsonl", str(tmp_path / "rows.jsonl")),
+        ("~/rows.jsonl", str(tmp_path / "rows.jsonl")),
+        ("openai/gsm8k", "openai/gsm8k"),
+    ):
+        EnvironmentArguments(dataset=name, eval_dataset=name, reward=reward).save(tmp_path)
+        saved = saved_arguments(tmp_path, reward, None)
+        assert (saved.dataset, saved.eval_dataset) == (again, again)
+
+
 def test_rows_that_are_not_json_are_refused_before_a_start(tmp_path):
     rows = [{"prompt": "p", "value": object()}, {"prompt": "q", "value": 1}]
     with pytest.raises(UsageError) as refused:

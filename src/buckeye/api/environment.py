@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -176,9 +177,10 @@ def _reward_tuple(reward: Any) -> tuple[RewardSpec, ...]:
 def _saved(dataset: Dataset | None) -> Any:
     if dataset is None:
         return None
-    return (
-        str(Path(dataset).absolute()) if isinstance(dataset, str | Path) else [dict(row) for row in dataset]
-    )
+    if not isinstance(dataset, str | Path):
+        return [dict(row) for row in dataset]
+    path = Path(os.path.expanduser(dataset)).absolute()
+    return str(path if path.exists() else dataset)  # else an id on the hub
 
 
 def _checked(env: Any) -> Environment:

@@ -32,7 +32,7 @@ class Grader:
     """Gradings of texts on tasks, each at most once, within the time and number of gradings of a phase."""
 
     def __init__(self, runner: ScriptedRunner) -> None:
-        self.runner, self._max_gradings = runner, 0
+        self.runner, self._phase, self._max_gradings = runner, "", 0
         self._cache: dict[tuple[str, str], ScriptedRollout] = {}
         self.limits = (0.0, 1.0)
         """Lowest and highest reward until now, at least from 0 to 1."""
@@ -40,7 +40,7 @@ class Grader:
     def begin_phase(self, phase: str, deadline: float, max_gradings: int) -> None:
         """Start a phase, until a deadline on the monotonic clock and a total number of gradings."""
         self.runner.begin_phase(phase, deadline)
-        self._max_gradings = max_gradings
+        self._phase, self._max_gradings = phase, max_gradings
 
     @property
     def has_time(self) -> bool:
@@ -51,6 +51,8 @@ class Grader:
         """Return the rollout of each pair; None if time or gradings are used up."""
         new = {(task.id, text): (task, text) for task, text in pairs if (task.id, text) not in self._cache}
         left = max(self._max_gradings - self.runner.rollouts, 0)
+        if len(new) > left:
+            self.runner.missed[self._phase] += len(new) - left
         for rollout in await self.runner.run_all(list(new.values())[:left]):
             if rollout is not None:
                 self._cache[rollout.task.id, rollout.reply] = rollout

@@ -66,7 +66,7 @@ class AttackReport:
     """All that an attack found.
 
     `full` is the mean reward of right answers. `candidates` were tried on held-out tasks. `missed` counts, by
-    phase, the gradings that did not end in time.
+    phase, the gradings that did not end in time, or exceeded `max_gradings`.
     """
 
     environment: str
@@ -157,7 +157,7 @@ class AttackReport:
             yield "No listed answer is rewarded: a guess is the best word, number or move of the prompts."
         if self.missed:
             phases = ", ".join(f"{name} ({counted(count, 'grading')})" for name, count in self.missed.items())
-            yield f"No time for (--budget): {phases}"
+            yield f"Not graded (--budget, --max-gradings): {phases}"
         if self.interrupted:
             yield "Interrupted: the search is not complete."
         yield (
