@@ -21,7 +21,7 @@ from buckeye.launch.preflight.trainer_checks import trainer_warnings
 from buckeye.trainer.data.packing import pack_micro_batch
 from buckeye.trainer.model.attention import PACKED_ATTENTION
 from buckeye.trainer.model.policy import load_policy, make_policy
-from buckeye.trainer.model.tiny import TinySize, make_tiny_model
+from buckeye.trainer.model.tiny import TinySize, make_tiny_model, train_tokenizer
 from buckeye.trainer.model.trainable import FAMILIES, longest_sample, unpacked_reasons
 from buckeye.trainer.parallel.shards import empty_policy
 from tests.command import run_here
@@ -290,3 +290,11 @@ def test_keys_that_doge_selects_limit_the_length(tmp_path):
     row = pack_micro_batch([np.zeros(10, np.int32)], [np.arange(10) > 0], CPU)
     with pytest.raises(UsageError, match="to 9"):
         policy(row, torch.ones(9))
+
+
+def test_tokenizer_of_many_tags_fits_the_vocabulary():
+    tags = [f"<{first}{second}>" for first in "abcdefgh" for second in "abcdefgh"]
+    tokenizer = train_tokenizer([" ".join(tags)], vocab_size=300)
+    assert len(tokenizer) == 300
+    assert len(tokenizer.encode("<aa>")) == 1
+    assert len(tokenizer.encode("<hh>")) > 1

@@ -69,7 +69,7 @@ def train_tokenizer(texts: Sequence[str], *, vocab_size: int) -> Any:
     Only words after a space or at the start of a line become tokens of several letters. In other words, such
     as words after a quotation mark or a tag, each letter is a token, so that the model sees the spelling.
     Every letter of `texts` is one token, including multi-byte letters. Every tag that at least half of the
-    texts use, such as `<answer>`, is one token.
+    texts use, such as `<answer>`, is one token, if the vocabulary has room for it next to the 256 bytes.
     """
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
@@ -82,7 +82,7 @@ def train_tokenizer(texts: Sequence[str], *, vocab_size: int) -> Any:
         ]
     )
     tokenizer.decoder = decoders.ByteLevel()
-    tags = common_tags(texts)
+    tags = common_tags(texts)[: vocab_size - 256 - len(_SPECIAL_TOKENS)]
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size - len(tags),
         special_tokens=list(_SPECIAL_TOKENS),
