@@ -248,20 +248,21 @@ def test_failed_start_leaves_no_files(place):
     assert "sleep 1234567" not in listed
 
 
-def test_tasks_with_files_and_functions_are_tried_on_their_files(place, wording):
-    """The server's grade is 1 if its folder has one note."""
+@pytest.mark.parametrize(("graded", "reward"), [({"evaluate_tool": {"name": "evaluate"}}, 0.75), ({}, 0.5)])
+def test_tasks_with_files_and_functions_are_tried_on_their_files(place, graded, reward):
+    """The server's grade is 1 if its folder has one note; the function's is in the metadata of the task."""
     tasks = place / "user" / "tasks.json"
     (tasks.parent / "start").mkdir()
     (tasks.parent / "start" / "notes.txt").write_text("milk\n")
-    (tasks.parent / "check.py").write_text("def grade(**given):\n    return 1.0\n")
+    (tasks.parent / "check.py").write_text("def grade(task, **given):\n    return task['metadata']['is']\n")
     server = {"command": sys.executable, "args": [str(NOTES)]}
     task = {"id": "a", "prompt": "Look.", "mcp_config": {"notes": server}, "files": "start"}
-    task |= {"evaluate_tool": {"name": "evaluate"}, "grade": {"python": "check.py:grade"}}
+    task |= graded | {"grade": {"python": "check.py:grade"}, "metadata": {"is": 0.5}}
     tasks.write_text(json.dumps([task]))
     before = seen(place / "user")
     ran = run(place, "--dataset", str(tasks), "--include", "notes")
     assert ran.returncode == 0, ran.stderr
-    assert [line for line in ran.stdout.splitlines() if "reward of" in line] == wording
+    assert f"reward of the first task: {reward:g}" in ran.stdout
     assert seen(place / "user") == before
 
 

@@ -40,6 +40,7 @@ _HINTS = ("destructiveHint", "openWorldHint")
 _CALL_SECONDS = 20.0
 _TIMEOUT_SECONDS = 300.0
 _MAX_MESSAGE_LENGTH = 160
+_TASK_FIELDS = ("id", "prompt", "metadata", "evaluate_tool", "grade")
 _REFUSAL = re.compile(r'error|\{\s*"(?:error"|(?:success|ok)":\s*false|status":\s*"(?:error|fail))', re.I)
 
 
@@ -136,16 +137,16 @@ class _TrialRun:
 
     async def finish(self, task: McpTask | None, tools: Mapping[str, ToolEntry]) -> None:
         """Make all calls. A call that ends its server is followed by a new environment for the others."""
-        setup, evaluate, is_generated = _task_calls(task, tools)
+        setup, is_generated = _setup_calls(task, tools)
+        own = {} if task is None or is_generated else {name: getattr(task, name) for name in _TASK_FIELDS}
         has_finished = False
         while not has_finished:
             async with trial_task(self.source) as empty:
-                calls = {"setup_tool": setup, "evaluate_tool": evaluate}
-                prepared = empty.model_copy(update=calls)
+                prepared = empty.model_copy(update=own | {"setup_tool": setup})
                 try:
                     async with open_rollout_resources(prepared, self.config) as resources:
                         has_finished = await self._make_calls(resources.sessions)
-                        if has_finished and evaluate:
+                        if has_finished and (prepared.evaluate_tool or prepared.grade):
                             self.reward = await _grade(prepared, self.config, resources)
                 except SetupError as error:
                     if not is_generated or not setup:
@@ -174,24 +175,22 @@ class _TrialRun:
         self.trials[action] = replace(self.trials[action], ending=ending, message=_short_line(message))
 
 
-def _task_calls(
-    task: McpTask | None, tools: Mapping[str, ToolEntry]
-) -> tuple[list[ToolCall], list[ToolCall], bool]:
-    """Return the calls for setup and grading, and whether their arguments are generated."""
+def _setup_calls(task: McpTask | None, tools: Mapping[str, ToolEntry]) -> tuple[list[ToolCall], bool]:
+    """Return the calls for setup, and whether their arguments are generated."""
     if task is not None and {call.name for call in (*task.setup_tool, *task.evaluate_tool)} <= set(tools):
-        return task.setup_tool, task.evaluate_tool, False
+        return task.setup_tool, False
     if (setup := tools.get("setup")) is None:
-        return [], [], True
+        return [], True
     try:
         arguments = make_example(setup.input_schema, setup.input_schema or {})
     except NoExampleError:
         arguments = None
-    return [ToolCall(name="setup", arguments=arguments or {})], [], True
+    return [ToolCall(name="setup", arguments=arguments or {})], True
 
 
 async def _grade(task: McpTask, config: GymConfig, resources: RolloutResources) -> float:
     finished = FinishedRollout(
-        task={},
+        task={"id": task.id, "prompt": task.prompt, "metadata": task.metadata},
         messages=(),
         reply="",
         calls=(),
