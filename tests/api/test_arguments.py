@@ -182,6 +182,19 @@ def test_dataset_without_rows_is_refused():
     assert refused.value.code == "BK-DATA-FORMAT"
 
 
+def test_split_of_rows_is_refused():
+    with pytest.raises(UsageError) as refused:
+        EnvironmentArguments(dataset=ROWS, reward=reward, split="test").make()
+    assert refused.value.code == "BK-CLI-CONFLICT"
+
+
+def test_problem_of_a_row_is_reported_once_in_an_evaluation_on_all_rows():
+    rows = [*ROWS, {"prompt": "p", "answer": None}]
+    with pytest.raises(UsageError) as refused:
+        EnvironmentArguments(dataset=rows, eval_dataset=rows, reward=reward).make()
+    assert refused.value.at == f"row {len(rows)}"
+
+
 def test_closed_output_does_not_block_the_run(tmp_path, monkeypatch):
     """A pipe holds 64 KiB: if nothing reads it, its writer waits forever."""
     (tmp_path / "talkative.py").write_text("print('a line of output\\n' * 20_000)\n")

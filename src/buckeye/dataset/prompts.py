@@ -63,8 +63,15 @@ def load_prompts(
     if isinstance(dataset, str | Path) or isinstance(eval_dataset, str | Path):
         hint = "pass the path of both, or the rows of both"
         raise UsageError("dataset= and eval_dataset= differ in kind", code="BK-CLI-CONFLICT", hint=hint)
-    held_out = None if eval_dataset is None else rows_of_values(eval_dataset, "evaluation row")
-    return make_prompts("the dataset", rows_of_values(dataset, "row"), held_out, **columns)
+    if split is not None:
+        hint = "pass only the rows of this split"
+        raise UsageError(f"split={split}: rows have no splits", code="BK-CLI-CONFLICT", hint=hint)
+    rows = rows_of_values(dataset, "row")
+    if eval_dataset is None or eval_dataset is dataset:
+        held_out = None if eval_dataset is None else rows
+    else:
+        held_out = rows_of_values(eval_dataset, "evaluation row")
+    return make_prompts("the dataset", rows, held_out, **columns)
 
 
 def read_prompts(
@@ -184,20 +191,20 @@ def _choose_prompt_column(source: str, rows: Sequence[Row], names: Sequence[str]
             f"{source}: several columns might be the prompt: {', '.join(found)}",
             code="BK-DATA-FORMAT",
             at=rows[0].at,
-            hint=f"choose a column, {_column_argument(found[0])}",
+            hint=f"choose a column: {_column_argument(found[0])}",
         )
     column = names[0] if names else "NAME"
     raise UsageError(
         f"{source}: no column with prompts was found. The first row is\n  {show_row(rows[0])}",
         code="BK-DATA-FORMAT",
         at=rows[0].at,
-        hint=f"name the column, {_column_argument(column)}. Expected one of {', '.join(PROMPT_COLUMNS)}, or "
+        hint=f"name the column: {_column_argument(column)}. Expected one of {', '.join(PROMPT_COLUMNS)}, or "
         "tasks of MCP servers (prompt and mcp_config)",
     )
 
 
 def _column_argument(name: str) -> str:
-    return f"as `prompt_column={name}`; for `buckeye rl` and `buckeye eval` as `--prompt-column {name}`"
+    return f'`--prompt-column {name}`, or `prompt_column = "{name}"` in `args`'
 
 
 def _ends_with_reply(messages: Any) -> bool:
