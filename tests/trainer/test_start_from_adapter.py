@@ -1,6 +1,7 @@
 """Training that starts from an adapter directory: continues the adapter, or trains the merged model."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM
 
+from buckeye.cli.load import with_run_weights
 from buckeye.config.adapter import start_model
 from buckeye.config.load import load_config
 from buckeye.config.rl import RLConfig
@@ -111,6 +113,14 @@ def test_mismatched_adapter_is_refused_before_start(adapter, tmp_path, changes, 
     (tmp_path / "adapter_config.json").write_text(text)
     with refusal(UsageError):
         load_config(RLConfig, ["--trainer", "--model.name", str(tmp_path), *words])
+
+
+def test_a_run_of_an_adapter_as_model_is_its_newest_adapter(adapter, tmp_path, tiny_model):
+    shutil.copytree(adapter, tmp_path / "chats" / "weights" / "step_3")
+    config = sft_config(tmp_path / "chats", tmp_path, model=LORA, data={"path": tmp_path / "chats.jsonl"})
+    model = with_run_weights(config).model
+    assert (model.name, model.adapter) == (str(tiny_model), tmp_path / "chats" / "weights" / "step_3")
+    assert model.experimental.lora.rank == 4
 
 
 OF_PEFT = {

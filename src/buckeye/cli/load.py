@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from buckeye.base.process import idle_spins
+from buckeye.config.adapter import start_from_adapter
 from buckeye.config.load import load_with_warnings
 from buckeye.config.shared import BaseConfig
 
@@ -54,12 +55,12 @@ def with_local_model(config: T) -> T:
 
 
 def with_run_weights(config: T) -> T:
-    """Return the configuration with the newest weights as `model.name`, if that is a run."""
+    """Return the configuration with the newest weights as `model.name`, or their base, if that is a run."""
     from buckeye.launch.preflight.model import resolve_run
 
     name = config.model.name  # type: ignore[attr-defined]
     found = resolve_run(name, at="model.name")
-    return config if found == name else with_model_directory(config, Path(found))
+    return config if found == name else start_from_adapter(with_model_directory(config, Path(found)))
 
 
 def with_model_directory(config: T, directory: Path) -> T:

@@ -50,6 +50,17 @@ def test_a_run_as_model_is_its_newest_weights(rl, planned, project):
     assert "old-run/weights/step_3" in rl("--dry-run", "--model", "old-run")[1]
 
 
+def test_an_adapter_as_model_has_the_size_of_its_base(rl, planned, project):
+    (project / "adapter").mkdir()
+    base = {"peft_type": "LORA", "r": 2, "lora_alpha": 2, "base_model_name_or_path": str(project / "tiny")}
+    (project / "adapter" / "adapter_config.json").write_text(json.dumps(base))
+    assert planned("--model", "adapter")["model"] == {"name": "adapter"}
+    sizes = [
+        re.findall(r"[\d,]+ parameters", rl("--dry-run", "--model", name)[1]) for name in ("adapter", "tiny")
+    ]
+    assert sizes[0] == sizes[1] != []
+
+
 def test_a_dry_run_of_a_start_that_would_fail_ends_with_2(rl, monkeypatch):
     checks = [
         failed("tokenizer", "the model has none", "copy it"),

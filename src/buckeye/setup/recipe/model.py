@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from buckeye.base.storage import read_json
+from buckeye.config.adapter import is_adapter, read_base_model
 from buckeye.errors import UsageError
 from buckeye.launch.preflight.model import find_model, refuse_path
 from buckeye.launch.preflight.model_shape import read_shape
@@ -71,19 +72,22 @@ def default_model(*, on_gpu: bool) -> str:
 
 
 def model_facts(name: str) -> ModelFacts:
-    """Return the facts about a model. If its files are not on this machine, its size comes from its name.
+    """Return the facts about a model, or about the base of an adapter.
+
+    If the files of the model are not on this machine, its size comes from its name.
 
     Raises UsageError for a path that does not exist, and for an incomplete model.
     """
-    path = find_model(name)
+    stored = read_base_model(Path(name))[0] if is_adapter(name) else name
+    path = find_model(stored)
     shape = read_shape(path) if path is not None else None
     if shape is not None:
         return ModelFacts(name=name, path=path, parameters=shape.parameters, positions=shape.max_positions)
     if path is None:
-        refuse_path(name, at="--model")
+        refuse_path(stored, at="--model")
     else:
-        _check_config(name, path / "config.json")
-    size = _SIZE_IN_NAME.search(name.rpartition("/")[2])
+        _check_config(stored, path / "config.json")
+    size = _SIZE_IN_NAME.search(stored.rpartition("/")[2])
     parameters = int(float(size[1]) * _UNIT[size[2].lower()]) if size else _UNKNOWN_PARAMETERS
     return ModelFacts(name=name, path=path, parameters=parameters, is_estimated=size is None)
 
