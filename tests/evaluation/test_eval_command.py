@@ -1,5 +1,6 @@
 """`buckeye eval` as a user runs it."""
 
+import gc
 import json
 import os
 import signal
@@ -328,6 +329,35 @@ def test_unreliable_figures_have_a_note(environment, tmp_path, what, wording):
     assert [line for line in done.stdout.splitlines() if line.startswith("note: ")] == wording
 
 
+@pytest.mark.parametrize(
+    ("content", "usage", "reward"),
+    [
+        ([{"type": "text", "text": "1"}, {"type": "text", "text": "2"}], {"completion_tokens": 3}, 1.0),
+        ([{"type": "image_url", "image_url": {}}], None, None),
+        ("12", {"prompt_tokens": "5", "completion_tokens": -1}, 1.0),
+        ("12", [], 1.0),
+    ],
+)
+def test_unusual_replies_of_a_server_are_read_or_are_its_errors(
+    environment, tmp_path, content, usage, reward
+):
+    Path(environment).write_text(ENVIRONMENT.replace("range(4)", "[12]"))
+    choice = {"message": {"role": "assistant", "content": content}, "finish_reason": "stop"}
+    with chat_server(lambda *_: (200, json.dumps({"choices": [choice], "usage": usage}))) as (url, _):
+        words = ("--base-url", url, "--model", "m", "--retries", "0")
+        evaluate(environment, tmp_path, *words, code=int(reward is None))
+    (row,) = rows(tmp_path)
+    assert row.get("reward") == reward
+    assert (row["error"] or "InferenceError").startswith("InferenceError")
+    assert row["completion_tokens"] == (3 if isinstance(usage, dict) and content != "12" else 0)
+
+
+def test_server_without_credit_is_not_retried(environment, tmp_path):
+    with chat_server(lambda *_: (429, '{"error": {"code": "insufficient_quota"}}')) as (url, requests):
+        evaluate(environment, tmp_path, "--base-url", url, "--model", "m", "--retries", "0", code=1)
+    assert len(requests) == 4
+
+
 def test_busy_server_is_retried(environment, tmp_path):
     with chat_server(lambda body, n: (503, "busy") if n == 1 else str(number_of(body))) as (url, requests):
         evaluate(environment, tmp_path, "--base-url", url, "--model", "m", "--max-concurrent", "1")
@@ -448,11 +478,13 @@ def test_interrupted_evaluation_keeps_finished_rollouts(environment, tmp_path, w
 
 
 @pytest.mark.parametrize(("status", "code"), [(401, "BK-KEY-INVALID"), (404, "BK-INFERENCE-REQUEST")])
-def test_refused_request_ends_the_evaluation(environment, tmp_path, status, code):
+def test_refused_request_ends_the_evaluation(environment, tmp_path, status, code, caplog):
     with chat_server(lambda body, _: (status, "no")) as (url, _):
         done = evaluate(environment, tmp_path, "--base-url", url, "--model", "m", code=2)
     assert f"replied with {status}" in done.stderr
     assert code in done.stderr
+    gc.collect()
+    assert [record for record in caplog.records if record.name == "asyncio"] == []
 
 
 def test_unreachable_address_ends_the_evaluation_within_seconds(environment, tmp_path, monkeypatch, wording):

@@ -25,6 +25,8 @@ _CONNECT_ATTEMPTS = 5
 _CONTEXT_EXCEEDED = re.compile(
     r"context[_ ]length|maximum context|the context is|max_model_len|prompt is too long|too many tokens", re.I
 )
+_NO_CREDIT = "insufficient_quota"
+"""Code of OpenAI's API for an account without credit. Its status is 429, as of a busy server."""
 
 
 @dataclass(slots=True)
@@ -81,7 +83,7 @@ class ChatServer:
                 problem = _status_error(url, response)
                 if response.status_code in (401, 403, 404):
                     self.refusal = problem
-                if response.status_code not in _RETRIED_STATUSES:
+                if response.status_code not in _RETRIED_STATUSES or _NO_CREDIT in response.text:
                     raise problem
                 retry_after = _retry_after(response)
             if wait is None:
@@ -140,7 +142,9 @@ def _status_error(url: str, response: httpx.Response) -> InferenceError:
     code = "BK-INFERENCE-REPLY" if status >= 500 else "BK-INFERENCE-REQUEST"
     if status in (401, 403):
         code, hint = "BK-KEY-INVALID", "check the key of the server, and the variable that holds it"
-    elif status == 404:
+    elif status == 402 or _NO_CREDIT in response.text:
+        hint = "check the balance of the account"
+    elif status in (404, 405) or status < 400:
         hint = "check the address (it ends in /v1) and the name of the model"
     return InferenceError(f"{url} replied with {status}: {_shorten(response.text)}", code=code, hint=hint)
 

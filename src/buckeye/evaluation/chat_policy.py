@@ -93,11 +93,10 @@ class ChatPolicy(RolloutPolicy):
         if completion is None:
             return self._empty_reply(messages, options)
         choice = completion["choices"][0]
-        usage = completion.get("usage") or {}
         reply = replace(
             _reply({**choice, "message": names.from_server_message(choice["message"])}),
-            prompt_tokens=usage.get("prompt_tokens") or 0,
-            completion_tokens=usage.get("completion_tokens") or 0,
+            prompt_tokens=_token_count(completion, "prompt_tokens"),
+            completion_tokens=_token_count(completion, "completion_tokens"),
         )
         if options.trained:
             self.count(reply)
@@ -163,8 +162,11 @@ def _option_fields(options: CallOptions, max_tokens: int | None, names: ToolName
 
 
 def _reply(choice: Mapping[str, Any]) -> Reply:
-    message = choice["message"]
+    message = join_text_parts(choice["message"])
     content = message.get("content") or ""
+    if not isinstance(content, str):
+        text = f"the server replied with content that is not text: {str(content)[:200]}"
+        raise InferenceError(text, code="BK-INFERENCE-REPLY")
     reasoning = message.get("reasoning_content") or message.get("reasoning") or ""
     kept: dict[str, Any] = {"role": "assistant", "content": content}
     if reasoning:
@@ -177,6 +179,13 @@ def _reply(choice: Mapping[str, Any]) -> Reply:
         message=kept,
         text_logprobs=_logprobs(choice),
     )
+
+
+def _token_count(completion: Mapping[str, Any], name: str) -> int:
+    """Return a number of tokens, or 0 if the server sent none."""
+    usage = completion.get("usage")
+    count = usage.get(name) if isinstance(usage, dict) else None
+    return count if isinstance(count, int) and count > 0 else 0
 
 
 def _logprobs(choice: Mapping[str, Any]) -> list[tuple[str, float]] | None:

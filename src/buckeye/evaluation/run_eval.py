@@ -266,19 +266,23 @@ def run_eval(prepared: PreparedEval, show: Callable[[str], None] = lambda text: 
 
 
 def _find_earlier(folder: Path, settings: Mapping[str, Any]) -> Path | None:
-    """Return the newest other evaluation of the same tasks next to `folder`."""
+    """Return the newest other evaluation with rewards of the same tasks next to `folder`."""
     wanted = json.loads(json.dumps([settings[name] for name in _TASKS], default=str))
     files = [path for path in folder.parent.glob(f"*/{FIGURES}") if path.parent != folder]
     for path in sorted(files, key=lambda path: path.stat().st_mtime, reverse=True):
         with suppress(OSError, ValueError):
             known = read_json(path)
-            if isinstance(known, dict) and [known.get(name) for name in _TASKS] == wanted:
+            if (
+                isinstance(known, dict)
+                and known.get("scored")
+                and [known.get(name) for name in _TASKS] == wanted
+            ):
                 return path.parent
     return None
 
 
 def _quality_warnings(rows: Sequence[EvalRow]) -> tuple[str, ...]:
-    """Return warnings if nearly all rollouts errored, or nearly all answers were truncated."""
+    """Return warnings if nearly all rollouts errored or were truncated, or tokens were not counted."""
     scored = [row for row in rows if row.reward is not None]
     truncated = sum(row.truncated for row in scored)
     warnings = []
@@ -286,6 +290,9 @@ def _quality_warnings(rows: Sequence[EvalRow]) -> tuple[str, ...]:
         warnings.append(f"nearly all rollouts errored; the figures are for {len(scored)} of {len(rows)}")
     if verdict(len(scored), truncated) == "failed":
         warnings.append(f"{truncated} of {len(scored)} replies were truncated; raise max_tokens")
+    if uncounted := sum(row.turns > 0 and not row.completion_tokens for row in scored):
+        missing = f"no token counts for {uncounted} of {len(scored)} rollouts"
+        warnings.append(f"the server sent {missing}: the sums of tokens are too low")
     return tuple(warnings)
 
 

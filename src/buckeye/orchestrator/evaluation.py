@@ -207,7 +207,8 @@ async def _run_rollouts(
     except BaseException:
         for running in started:
             running.cancel()
-        await asyncio.wait(started, timeout=CLEANUP_SECONDS)
+        ended, _ = await asyncio.wait(reports, timeout=CLEANUP_SECONDS)
+        await asyncio.gather(*ended, return_exceptions=True)  # asyncio prints exceptions that nothing reads
         raise
 
 
