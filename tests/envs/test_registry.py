@@ -363,3 +363,13 @@ def test_a_project_with_values_in_place_of_tables_is_refused(tmp_path, text, pla
         read(tmp_path)
     assert refused.value.code == "BK-CONFIG-VALUE"
     assert refused.value.at.endswith(place)
+
+
+@pytest.mark.parametrize("error", [KeyError, KeyError("eval"), KeyError("no such split")])
+def test_key_error_about_a_split_is_a_missing_split(error):
+    def tasks(split):
+        if split == "eval":
+            raise error
+        return [Task(id="a", messages=({"role": "user", "content": "x"},))]
+
+    assert split_names(SimpleNamespace(name="lights", tasks=tasks)) == ("train",)

@@ -380,11 +380,6 @@ def test_errors_are_counted_and_have_no_reward(environment, tmp_path):
     ("reply", "field"),
     [
         ({"choices": [{"message": {"content": 5}}]}, "message.content"),
-        ({"choices": [{"message": {"content": "2"}}], "usage": []}, "usage"),
-        (
-            {"choices": [{"message": {"content": "2"}}], "usage": {"prompt_tokens": "7"}},
-            "usage.prompt_tokens",
-        ),
         ({"choices": [{"message": {"reasoning": ["a"]}}]}, "message.reasoning"),
         ({"choices": [{"message": {"tool_calls": [{"function": "f"}]}}]}, "message.tool_calls[0].function"),
         ({"choices": []}, "choices"),

@@ -357,16 +357,17 @@ def _has_tasks(environment: Environment, name: str) -> bool:
 def tasks_of(environment: Environment, split: str) -> Sequence[Task]:
     """Return the tasks of a split. Raise `KeyError` if the split does not exist.
 
-    Raise `UsageError` for any other error of the environment, such as a `KeyError` without the name of the
-    split, and if the result is not a sequence of tasks. Only the first task is checked, because a sequence
-    may create its tasks lazily.
+    Raise `UsageError` for any other error of the environment, such as a `KeyError` with another key, and if
+    the result is not a sequence of tasks. Only the first task is checked, because a sequence may create its
+    tasks lazily.
     """
     call = f"`tasks({split!r})` of environment {environment.name}"
     try:
         tasks = environment.tasks(split)
         problem, hint = _tasks_problem(tasks)
     except THIRD_PARTY_ERRORS as error:
-        is_missing = isinstance(error, KeyError) and re.search(rf"\b{re.escape(split)}\b", str(error))
+        names_split = not error.args or re.search(rf"\b({re.escape(split)}|splits?)\b", str(error))
+        is_missing = isinstance(error, KeyError) and names_split
         if is_missing or isinstance(error, BuckeyeError):
             raise
         place = location_of(frames_of(error, CODE_FOLDER))

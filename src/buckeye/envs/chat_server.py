@@ -115,7 +115,7 @@ class _Call(msgspec.Struct):
 
 
 class _Message(msgspec.Struct):
-    content: str | None = None
+    content: str | list[Any] | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
     tool_calls: list[_Call] | None = None
@@ -125,16 +125,10 @@ class _Choice(msgspec.Struct):
     message: _Message
 
 
-class _Usage(msgspec.Struct):
-    prompt_tokens: float | None = None
-    completion_tokens: float | None = None
-
-
 class _ChatCompletion(msgspec.Struct):
     """The fields of a response that Buckeye reads."""
 
     choices: Annotated[list[_Choice], msgspec.Meta(min_length=1)]
-    usage: _Usage | None = None
 
 
 def _status_error(url: str, response: httpx.Response) -> InferenceError:
