@@ -63,7 +63,8 @@ def graded(word, task, rng):
 
 
 def by_task(word, task, rng):
-    return float(word[0] == task % 5)
+    """Return a reward of another word for each task; with any table of letters, some words differ in it."""
+    return float(word.sum() % 5 == task % 5)
 
 
 def last_letter(word, task, rng):

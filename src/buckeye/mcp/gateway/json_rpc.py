@@ -46,7 +46,7 @@ class JsonRpcMessage(msgspec.Struct):
         """Return the progress token of a request or of a progress notification, or None."""
         try:
             params = msgspec.json.decode(self.params, type=_Params)
-        except (msgspec.DecodeError, RecursionError):
+        except (ValueError, RecursionError):
             return None
         if self.is_request:
             return None if params.meta is None else params.meta.progress_token
@@ -61,7 +61,7 @@ def parse_message(body: bytes) -> JsonRpcMessage:
     """Return the message in the body of an HTTP request. Raises GatewayError 400 for an invalid body."""
     try:
         frame = _decode_frame(body)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         if body.lstrip()[:1] == b"[":
             raise GatewayError(
                 400, "batch", "Batches are not supported: send one message per request"
@@ -82,7 +82,7 @@ def read_line(line: bytes) -> list[tuple[JsonRpcMessage, bytes]]:
             is_batch = text.lstrip()[:1] == b"["
             texts = [bytes(item) for item in _decode_batch(text)] if is_batch else [text]
             messages = [(_decode_frame(item), item) for item in texts]
-        except (msgspec.DecodeError, RecursionError):
+        except (ValueError, RecursionError):
             continue
         return [(frame, item) for frame, item in messages if frame.method is not None or frame.id is not None]
     return []
