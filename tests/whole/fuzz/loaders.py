@@ -349,7 +349,7 @@ def _from_provider(path, ask):
     body, fake = path.read_bytes(), FakeTime()
     transport = httpx.MockTransport(lambda request: httpx.Response(200, content=body))
     account = PrimeAccount(api_key="k", url="http://p", team_id=None, ssh_key_path=None)
-    time = SimpleNamespace(time=fake.now, sleep=fake.sleep)
+    time = SimpleNamespace(time=fake.now, monotonic=fake.now, sleep=fake.sleep)
     with mock.patch.object(prime, "time", time), mock.patch.object(prime_api, "time", time):
         return ask(PrimeProvider(account, transport=transport))
 
