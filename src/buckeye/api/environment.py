@@ -211,10 +211,7 @@ def _plain_value(value: Any) -> Any:
     """Return a path, or a number or array of numpy, as a value of JSON. Raise `UsageError` for others."""
     if isinstance(value, Path):
         return str(value)
-    if not hasattr(value, "tolist"):
-        raise UsageError(
-            f"a setting has the type {type(value).__name__}",
-            code="BK-CONFIG-VALUE",
-            hint="pass a number, a text, a list or a dictionary",
-        )
-    return value.tolist()
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    message = f"a setting has the type {type(value).__name__}"
+    raise UsageError(message, code="BK-CONFIG-VALUE", hint="pass a number, a text, a list or a dictionary")

@@ -37,18 +37,7 @@ def _main(argv: list[str], program: str) -> None:
         sys.exit(error.exit_code)
     from buckeye.cli.errors import run_command, take_debug_flag
 
-    run_command(lambda: _run(_refuse_bytes(take_debug_flag(argv)), program))
-
-
-def _refuse_bytes(argv: list[str]) -> list[str]:
-    """Return the args. Raise UsageError if one is not UTF-8, because the files of Buckeye cannot name it."""
-    for arg in argv:
-        try:
-            arg.encode()
-        except UnicodeEncodeError:
-            hint = "Rename the file or folder, or correct the text"
-            raise UsageError(f"not UTF-8: {arg!r}", code="BK-CLI-ARGUMENT", hint=hint) from None
-    return argv
+    run_command(lambda: _run(take_debug_flag(argv), program))
 
 
 def _help_page(argv: Sequence[str], program: str) -> Callable[[], None] | None:
@@ -77,6 +66,9 @@ def _print_page(show: Callable[[], None]) -> int:
 
 def _run(argv: list[str], program: str) -> int | None:
     """Run the command in a command line and return its exit code."""
+    if wrong := [arg for arg in argv if arg != arg.encode(errors="replace").decode()]:
+        hint = "Rename the file or folder, or correct the text"
+        raise UsageError(f"not UTF-8: {wrong[0]!a}", code="BK-CLI-ARGUMENT", hint=hint)
     command, args = find_command(argv)
     if command in ("", "rl") and args == ["--version"]:
         from buckeye.version import __version__

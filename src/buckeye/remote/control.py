@@ -105,11 +105,9 @@ def _stop_by_supervisor(output_dir: Path, *, now: bool, timeout: float, tell: Ca
     try:
         pid = int((lock := output_dir / ".lock").read_text())
     except ValueError:  # just locked, or the disk is full
-        raise RunError(
-            f"{output_dir} is in use by an unknown process: its `.lock` is empty",
-            code="BK-RUN-ACTIVE",
-            hint=f"retry; if the file stays empty, `fuser {quoted(lock)}` shows the process to end",
-        ) from None
+        hint = f"retry; if the file stays empty, `fuser {quoted(lock)}` shows the process to end"
+        message = f"{output_dir} is in use by an unknown process: its `.lock` is empty"
+        raise RunError(message, code="BK-RUN-ACTIVE", hint=hint) from None
     remote_run = read_remote_run(output_dir)
     stopping = remote_run is not None and remote_run.stopping
     for number in range(int(now) + int(not stopping)):
