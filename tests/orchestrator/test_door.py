@@ -21,12 +21,11 @@ from hypothesis import strategies as st
 
 from buckeye.base.user_function import load_user_function
 from buckeye.config.orchestrator import OrchestratorConfig
-from buckeye.envs.base import Outcome, Task
+from buckeye.envs.base import Outcome, Task, required_tasks
 from buckeye.envs.registry import find_local_loader
 from buckeye.envs.single_turn import SingleTurnEnvironment
 from buckeye.envs.stdlib_only.outcomes import location_of
 from buckeye.errors import UsageError
-from buckeye.evaluation.checks.samples import read_tasks
 from buckeye.orchestrator.batch import advantages_of, batch_metrics, make_batch, write_rollouts
 from buckeye.orchestrator.environments import NamedEnvironment
 from buckeye.orchestrator.group_scoring import score_pending_outcomes
@@ -359,4 +358,4 @@ def test_module_that_exits_on_import_is_reported(tmp_path, monkeypatch):
     with pytest.raises(UsageError, match="SystemExit: 3"):
         find_local_loader(str(tmp_path / "exits.py"))
     with pytest.raises(UsageError, match="SystemExit: 3"):
-        read_tasks(SimpleNamespace(name="exits", tasks=_exits), "train")
+        required_tasks(SimpleNamespace(name="exits", tasks=_exits), "train")

@@ -381,6 +381,26 @@ def tasks_of(environment: Environment, split: str) -> Sequence[Task]:
     return tasks
 
 
+def required_tasks(environment: Environment, split: str, *, name: str | None = None) -> Sequence[Task]:
+    """Return the tasks of a split. Raise `UsageError` if reading fails, or if the split is missing or empty.
+
+    `name` is that of the environment in the error.
+    """
+    title = f"environment {name or environment.name}"
+    try:
+        tasks = tasks_of(environment, split)
+    except KeyError as error:
+        raise UsageError(
+            f"{title} has no split {split!r}",
+            code="BK-ENV-TASKS",
+            hint=f"use one of its splits: {', '.join(split_names(environment))}",
+        ) from error
+    if not len(tasks):
+        message, hint = f"{title} has no tasks in its split {split!r}", "check its dataset and its arguments"
+        raise UsageError(message, code="BK-ENV-TASKS", hint=hint)
+    return tasks
+
+
 def _tasks_problem(tasks: Any) -> tuple[str, str]:
     """Return what is wrong with the tasks of a split, and a hint; or two empty texts."""
     if not hasattr(tasks, "__len__") or not hasattr(tasks, "__getitem__"):

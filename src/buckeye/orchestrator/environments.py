@@ -15,7 +15,7 @@ from buckeye.base.keys import check_variables
 from buckeye.base.process_guard import GUARD
 from buckeye.config.environments import EnvConfig, TrainEnvConfig
 from buckeye.dataset.environment import NAME as DATASET
-from buckeye.envs.base import TRAIN, Environment, Message, Task, split_names, tasks_of
+from buckeye.envs.base import TRAIN, Environment, Message, Task, required_tasks, tasks_of
 from buckeye.envs.settings import WorkerSettings, read_placement
 from buckeye.errors import UsageError
 from buckeye.inference.render import ChatRenderer
@@ -234,20 +234,7 @@ def load_split(env: NamedEnvironment, split: str) -> Sequence[Task]:
 
     Raise `UsageError` if the split does not exist or is empty, or if two different tasks have one id.
     """
-    try:
-        tasks = tasks_of(env.environment, split)
-    except KeyError as error:
-        raise UsageError(
-            f"environment {env.name} has no split {split!r}",
-            code="BK-ENV-TASKS",
-            hint=f"use one of its splits: {', '.join(split_names(env.environment))}",
-        ) from error
-    if not len(tasks):
-        raise UsageError(
-            f"environment {env.name} has no tasks in its split {split!r}",
-            code="BK-ENV-TASKS",
-            hint="check its dataset and its arguments",
-        )
+    tasks = required_tasks(env.environment, split, name=env.name)
     known = dict[str, int]()
     for index in range(min(_MAX_COMPARED, len(tasks))):
         other = known.setdefault(tasks[index].id, index)

@@ -13,10 +13,9 @@ import numpy.typing as npt
 
 from buckeye.analysis.diagnosis.facts import DiagnosisFacts
 from buckeye.analysis.diagnosis.statistics import share_interval
-from buckeye.envs.base import Environment, Message, Task
+from buckeye.envs.base import Environment, Message, Task, required_tasks
 from buckeye.envs.scripted import RecordedPolicy
 from buckeye.envs.settings import with_variables
-from buckeye.evaluation.checks.samples import read_tasks
 from buckeye.evaluation.checks.scripted_runner import ScriptedRunner
 from buckeye.monitor.finding import Finding
 from buckeye.monitor.rollouts import RecordedRollout
@@ -90,7 +89,7 @@ def _repeatable(
     facts: DiagnosisFacts, environment: Environment, name: str | None
 ) -> list[tuple[Task, RecordedRollout]]:
     """Return training rollouts of the whole run with their tasks. Their replies call no tools."""
-    tasks = {task.id: task for task in read_tasks(environment, "train")}
+    tasks = {task.id: task for task in required_tasks(environment, "train")}
     rows = facts.query(
         "SELECT path, at, bytes, grp, number FROM rollouts WHERE {trained} AND NOT truncated "
         "AND (? IS NULL OR env = ?) ORDER BY step, grp, number",

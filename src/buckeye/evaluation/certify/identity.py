@@ -17,7 +17,7 @@ from typing import Any
 from buckeye.base.process import run_program
 from buckeye.base.storage import sha256_files, utf8
 from buckeye.dataset.environment import NAME as DATASET
-from buckeye.envs.base import Environment, split_names
+from buckeye.envs.base import Environment, required_tasks, split_names
 from buckeye.envs.registry import (
     ENTRY_POINT_GROUP,
     LIBRARIES,
@@ -26,7 +26,7 @@ from buckeye.envs.registry import (
     is_file_id,
 )
 from buckeye.errors import UsageError
-from buckeye.evaluation.checks.samples import MAX_SCANNED, read_tasks
+from buckeye.evaluation.checks.samples import MAX_SCANNED
 from buckeye.mcp.environment import is_mcp
 from buckeye.version import __version__
 from buckeye.workers.installed import find_installed
@@ -159,7 +159,7 @@ def _hashes(paths: Sequence[Path], root: Path) -> dict[str, str]:
 
 def _tasks(environment: Environment, split: str) -> dict[str, Any]:
     """Return number and hash of the tasks of a split; of a longer one, the first `MAX_SCANNED`."""
-    tasks, digest = read_tasks(environment, split), hashlib.sha256()
+    tasks, digest = required_tasks(environment, split), hashlib.sha256()
     for index in range(min(len(tasks), MAX_SCANNED)):
         task = tasks[index]
         values = [task.id, [dict(message) for message in task.messages], dict(task.data)]

@@ -15,7 +15,7 @@ from typing import Any
 
 from buckeye.base.columns import counted
 from buckeye.base.process import usable_cores
-from buckeye.envs.base import Environment, Probe, Task
+from buckeye.envs.base import Environment, Probe, Task, required_tasks
 from buckeye.envs.settings import WorkerSettings
 from buckeye.evaluation.certify.resources import (
     ROUNDS,
@@ -41,7 +41,6 @@ from buckeye.evaluation.certify.sessions import (
     run_sessions,
 )
 from buckeye.evaluation.checks.result import shortened
-from buckeye.evaluation.checks.samples import read_tasks
 from buckeye.workers.environment import WorkerEnvironment
 from buckeye.workers.loading import open_environment
 
@@ -359,7 +358,7 @@ def _without_parts(reply: str) -> list[str]:
 
 def _first_tasks(environment: Environment) -> list[Task]:
     """Return the first tasks of all splits, in turn."""
-    splits = [read_tasks(environment, split)[:PLANNED_TASKS] for split in environment.splits]  # type: ignore[attr-defined]
+    splits = [required_tasks(environment, split)[:PLANNED_TASKS] for split in environment.splits]  # type: ignore[attr-defined]
     return [tasks[index] for index in range(PLANNED_TASKS) for tasks in splits if index < len(tasks)]
 
 

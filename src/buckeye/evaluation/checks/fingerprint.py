@@ -16,9 +16,9 @@ from typing import Any
 
 from buckeye.base.process import PYTHON
 from buckeye.base.storage import utf8
-from buckeye.envs.base import Environment, Task
+from buckeye.envs.base import Environment, Task, required_tasks
 from buckeye.envs.settings import with_variables
-from buckeye.evaluation.checks.samples import read_tasks, scan_order
+from buckeye.evaluation.checks.samples import scan_order
 from buckeye.evaluation.checks.task_text import accepted_answers
 from buckeye.workers.loading import open_environment
 
@@ -32,7 +32,7 @@ def fingerprint(environment: Environment, splits: Sequence[str], seed: int) -> F
     """Return the fingerprint of up to `_COMPARED` tasks of every split, chosen by `seed`."""
     prints: Fingerprint = {}
     for name in splits:
-        tasks = read_tasks(environment, name)
+        tasks = required_tasks(environment, name)
         order = scan_order(name, len(tasks), seed)[:_COMPARED]
         prints[name] = [["size", str(len(tasks))], *(_task_print(tasks[index]) for index in order)]
     return prints

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from buckeye.envs.base import TRAIN, Environment, Probe, Task, split_names, tasks_of
+from buckeye.envs.base import TRAIN, Environment, Probe, Task, required_tasks
 from buckeye.errors import THIRD_PARTY_ERRORS, UsageError
 
 EVERY_FAMILY = "all"
@@ -70,7 +70,7 @@ def read_probes(environment: Environment, path: Path | None) -> list[Probe]:
         by_id = {
             (split, task.id): task
             for split in {row["split"] for row in rows}
-            for task in read_tasks(environment, split)
+            for task in required_tasks(environment, split)
         }
         return [
             Probe(
@@ -102,25 +102,8 @@ def scan_order(name: str, size: int, seed: int) -> list[int]:
     return random.Random(f"{seed}/{name}").sample(range(size), min(size, MAX_SCANNED))  # noqa: S311  not for security
 
 
-def read_tasks(environment: Environment, name: str) -> Sequence[Task]:
-    """Return the tasks of a split. Raise `UsageError` if reading fails or the split is empty."""
-    try:
-        tasks = tasks_of(environment, name)
-    except KeyError:
-        raise UsageError(
-            f"environment {environment.name} has no split {name!r}",
-            code="BK-ENV-TASKS",
-            hint=f"use one of its splits: {', '.join(split_names(environment))}",
-        ) from None
-    if not len(tasks):
-        raise UsageError(
-            f"environment {environment.name} has no tasks in its split {name!r}", code="BK-ENV-TASKS"
-        )
-    return tasks
-
-
 def _sample(environment: Environment, name: str, per_family: int, seed: int) -> SplitSample:
-    tasks = read_tasks(environment, name)
+    tasks = required_tasks(environment, name)
     scanned = [tasks[index] for index in scan_order(name, len(tasks), seed)]
     families: dict[str, dict[str, Task]] = defaultdict(dict)
     for task in scanned:
