@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from buckeye.envs import registry
-from buckeye.envs.base import Environment, Reply, Task, split_names
+from buckeye.envs.base import Environment, Reply, Task, split_names, tasks_of
 from buckeye.envs.registry import EnvironmentId
 from buckeye.envs.settings import WorkerSettings
 from buckeye.errors import EnvironmentNotFoundError, UsageError
@@ -315,6 +315,12 @@ def test_key_error_of_a_split_that_exists_is_shown():
         load_split(NamedEnvironment(name="lights", environment=environment), "train")
     assert caught.value.code == "BK-ENV-TASKS"
     assert "KeyError: 'answer'" in caught.value.message
+
+
+@pytest.mark.parametrize("split", ["eval", "train[:5]"])
+def test_key_error_of_a_lookup_is_a_missing_split(split):
+    with pytest.raises(KeyError):
+        tasks_of(SimpleNamespace(name="lights", tasks={"train": ()}.__getitem__), split)
 
 
 @pytest.mark.parametrize("isolation", ["none", "process"])

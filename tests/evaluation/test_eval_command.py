@@ -381,7 +381,7 @@ def test_errors_are_counted_and_have_no_reward(environment, tmp_path):
     [
         ({"choices": [{"message": {"content": 5}}]}, "message.content"),
         ({"choices": [{"message": {"reasoning": ["a"]}}]}, "message.reasoning"),
-        ({"choices": [{"message": {"tool_calls": ["f"]}}]}, "message.tool_calls[0]"),
+        ({"choices": [{"message": {"tool_calls": [{"function": "f"}]}}]}, "message.tool_calls[0].function"),
         ({"choices": []}, "choices"),
     ],
 )

@@ -366,8 +366,8 @@ def tasks_of(environment: Environment, split: str) -> Sequence[Task]:
         tasks = environment.tasks(split)
         problem, hint = _tasks_problem(tasks)
     except THIRD_PARTY_ERRORS as error:
-        names_split = not error.args or re.search(rf"\b({re.escape(split)}|splits?)\b", str(error))
-        is_missing = isinstance(error, KeyError) and names_split
+        pattern = rf"(?<!\w)({re.escape(split)}|splits?)(?!\w)"
+        is_missing = isinstance(error, KeyError) and (not error.args or re.search(pattern, str(error)))
         if is_missing or isinstance(error, BuckeyeError):
             raise
         place = location_of(frames_of(error, CODE_FOLDER))

@@ -99,16 +99,26 @@ def _chat_completion(url: str, response: httpx.Response) -> dict[str, Any]:
         value: dict[str, Any] = well_formed(response.json())
         msgspec.convert(value, _ChatCompletion)
     except (ValueError, RecursionError) as error:  # msgspec names the field
-        message = f"{url} did not reply with a chat completion: {error}: {_shorten(response.text)}"
-        raise InferenceError(message, code="BK-INFERENCE-REPLY") from None
+        raise InferenceError(
+            f"{url} did not reply with a chat completion: {error}: {_shorten(response.text)}",
+            code="BK-INFERENCE-REPLY",
+        ) from None
     return value
+
+
+class _Function(msgspec.Struct):
+    name: str
+
+
+class _Call(msgspec.Struct):
+    function: _Function
 
 
 class _Message(msgspec.Struct):
     content: str | list[Any] | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
-    tool_calls: list[dict[str, Any]] | None = None
+    tool_calls: list[_Call] | None = None
 
 
 class _Choice(msgspec.Struct):
