@@ -333,6 +333,17 @@ def test_key_error_of_a_bug_is_not_a_missing_split(tmp_path, isolation):
     assert "lights.py:8" in caught.value.message
 
 
+@pytest.mark.parametrize("error", ["KeyError", "KeyError('no such split')"])
+def test_key_error_in_a_worker_without_the_split_is_a_missing_split(tmp_path, error):
+    source = LIGHTS.replace('[{}["eval_path"]]', "[]").replace("return []", f"raise {error}")
+    (tmp_path / "lights.py").write_text(source)
+    settings = WorkerSettings(isolation="process")
+    environment = open_environment(str(tmp_path / "lights.py"), {}, settings)
+    with pytest.raises(KeyError):
+        tasks_of(environment, "eval")
+    assert split_names(environment) == ("train",)
+
+
 LIGHTS = """
 class Lights:
     name = "lights"

@@ -195,8 +195,8 @@ class WorkerSide:
         try:
             tasks = self._adapter.tasks(frame["split"])
         except KeyError as error:
-            if frame["split"] not in str(error):  # an error in the code of the environment
-                raise
+            if error.args and not any(name in str(error) for name in (frame["split"], "split")):
+                raise  # an error in the code of the environment
             return {"missing": _message_of(error)}
         page: list[dict[str, Any]] = []
         count = size = 0
