@@ -12,9 +12,16 @@ import pytest
 
 from buckeye.dataset.environment import NAME as DATASET
 from buckeye.envs.base import Task
+from buckeye.envs.settings import with_variables
 from buckeye.errors import UsageError
-from buckeye.evaluation.certify.certificate import check_output, read_certificate, renewal_command
+from buckeye.evaluation.certify.certificate import (
+    check_output,
+    read_certificate,
+    renewal_command,
+    verify_certificate,
+)
 from buckeye.evaluation.certify.identity import changes, identify
+from buckeye.workers.loading import open_environment
 from tests.command import run_here
 from tests.places import ROOT
 
@@ -87,6 +94,9 @@ def test_the_command_that_renews_a_certificate_has_its_settings():
     settings = {"sessions": 2_000_000, "sample": 5, "budget": 30.0, "max_content_free": 0.1, "seed": 1234567}
     command = renewal_command({"environment": {"id": "x", "args": {}}, "settings": settings}, Path("c.json"))
     words = shlex.split(command)
+    assert renewal_command(
+        {"environment": {"id": "x", "args": {}}, "settings": settings | {"variables": ["A", "B"]}}, Path("c")
+    ).endswith(" --variables A,B")
     given = dict(zip(words[7::2], words[8::2], strict=True))
     assert {name.removeprefix("--").replace("-", "_"): float(v) for name, v in given.items()} == settings
 
@@ -112,6 +122,25 @@ def test_files_with_one_name_in_two_folders_are_all_verified(tmp_path, monkeypat
     for number, file in enumerate(rewards, start=1):
         file.write_text("changed")
         assert len(changes(before, identify(environment, DATASET, args))) == number
+
+
+def test_an_agent_with_a_variable_is_verified(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WORD_OF_AGENT", "x")
+    code = "import os\nassert os.environ['WORD_OF_AGENT']\ndef run(task, endpoint): return 1.0\n"
+    (tmp_path / "own_agent.py").write_text(code)
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "a"}\n')
+    args = {"callable": "own_agent.py:run", "tasks": "rows.jsonl"}
+    opened = open_environment("agent", args, with_variables(["WORD_OF_AGENT"]))
+    certificate = {
+        "environment": {"id": "agent", "args": args},
+        "settings": {"variables": ["WORD_OF_AGENT"]},
+        **identify(opened, "agent", args),
+    }
+    assert list(certificate["package"]["files"]) == ["own_agent.py", "rows.jsonl"]
+    assert verify_certificate(certificate) == []
+    (tmp_path / "own_agent.py").write_text(code + "\n")
+    assert verify_certificate(certificate) == ["file changed: own_agent.py"]
 
 
 def test_files_of_a_package_below_a_link_keep_their_paths(tmp_path, monkeypatch):

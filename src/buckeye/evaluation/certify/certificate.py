@@ -63,6 +63,7 @@ class _Settings(msgspec.Struct):
     seed: int
     budget: float
     max_content_free: float
+    variables: list[str] = []
 
 
 class _Certificate(msgspec.Struct):
@@ -106,6 +107,7 @@ async def certify(
             "budget": options.budget,
             "max_content_free": options.limit,
             "seed": options.seed,
+            "variables": list(options.variables),
         },
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }
@@ -166,7 +168,8 @@ def read_certificate(path: Path) -> dict[str, Any]:
 def verify_certificate(certificate: Mapping[str, Any]) -> list[str]:
     """Compare the hashes with the installed environment, and return the changes as lines."""
     env_id, args = certificate["environment"]["id"], certificate["environment"]["args"]
-    environment = open_environment(env_id, args, with_variables(()))
+    variables = certificate["settings"].get("variables", ())
+    environment = open_environment(env_id, args, with_variables(variables))
     return changes(certificate, identify(environment, env_id, args))
 
 
@@ -177,6 +180,8 @@ def renewal_command(certificate: Mapping[str, Any], path: Path) -> str:
     argv += ["--args", json.dumps(environment["args"])] if environment["args"] else []
     for name in ("sessions", "budget", "sample", "seed", "max_content_free"):
         argv += [f"--{name.replace('_', '-')}", str(settings[name])]
+    if variables := settings.get("variables"):
+        argv += ["--variables", ",".join(variables)]
     return shlex.join(argv)
 
 

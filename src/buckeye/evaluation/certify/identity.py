@@ -19,6 +19,7 @@ from buckeye.base.storage import sha256_files, utf8
 from buckeye.dataset.environment import NAME as DATASET
 from buckeye.envs.base import Environment, required_tasks, split_names
 from buckeye.envs.registry import (
+    AGENT,
     ENTRY_POINT_GROUP,
     LIBRARIES,
     EnvironmentId,
@@ -33,6 +34,7 @@ from buckeye.workers.installed import find_installed
 from buckeye.workers.loading import package_name
 
 _FIND_SECONDS = 60.0
+_FUNCTIONS = ("callable", "reward")
 _IGNORED_FOLDERS = frozenset({"__pycache__", "tests", "results", "node_modules", "build", "dist"})
 _IGNORED_FILES = re.compile(r"\..*|.*\.(?:pyc|md|lock|log)|certificate\..*")
 
@@ -82,6 +84,11 @@ def _package(env_id: str, args: Mapping[str, Any]) -> tuple[dict[str, str], str 
         rewards = [args["reward"]] if isinstance(args["reward"], str) else args["reward"]
         named = [args["path"], args.get("eval_path"), *(str(reward).partition(":")[0] for reward in rewards)]
         return _hashes(_local(named), Path.cwd()), None
+    if env_id == AGENT:
+        folder = Path(os.path.expanduser(args.get("cwd") or ".")).resolve()
+        code = [*args.get("command", ()), *(args.get(key, "").rpartition(":")[0] for key in _FUNCTIONS)]
+        named = [args["tasks"], args.get("eval_tasks"), *(folder / part for part in code if part)]
+        return _hashes([*_local(named), *(_files(folder) if "cwd" in args else ())], folder), None
     bundled = find_bundled_project(env_id)
     path = bundled or Path(os.path.expanduser(env_id))
     if bundled or is_file_id(env_id):

@@ -20,6 +20,7 @@ from buckeye.workers.errors import BoundaryError
 Verdict = Literal["pass", "warn", "fail", "not run"]
 
 ROUNDS = 10
+_TOO_FEW = f"fewer than {ROUNDS} rounds of sessions (raise --budget and --sessions)"
 _WARM_UP = 3
 _STEADY = 0.9
 """Share of the pairs of rounds in which a leak grows. Noise grows in half of them."""
@@ -68,7 +69,7 @@ def find_leaks(rounds: Sequence[Mapping[str, float]], at_once: int) -> Iterator[
     for name, (limit, least, unit) in _LEAKS.items():
         values = [resources[name] for resources in rounds[_WARM_UP - ROUNDS :]]
         if len(rounds) < ROUNDS:
-            yield Measurement(f"leak of {name}", "not run", "out of time (raise --budget)")
+            yield Measurement(f"leak of {name}", "not run", _TOO_FEW)
             continue
         slopes = [(values[j] - values[i]) / (j - i) for i, j in combinations(range(len(values)), 2)]
         growth = statistics.median(slopes) / at_once
