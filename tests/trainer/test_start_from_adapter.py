@@ -192,6 +192,16 @@ def test_adapter_of_an_embedding_is_merged_unless_it_is_tied(module, tiny_model,
         torch.testing.assert_close(plain_logprobs(merged), expected, **close)
 
 
+@pytest.mark.parametrize("changes", [{"peft_type": "OTHER"}, {"r": "4"}, None])
+def test_adapter_that_peft_does_not_know_is_not_merged(tiny_llama, adapter, tmp_path, changes):
+    shutil.copytree(adapter, tmp_path / "adapter")
+    path = tmp_path / "adapter" / "adapter_config.json"
+    path.write_text(json.dumps(changes and json.loads(path.read_text()) | changes))
+    with pytest.raises(UsageError) as refused:
+        merge_adapter(str(tiny_llama), tmp_path / "adapter", tmp_path / "merged")
+    assert refused.value.code == "BK-ADAPTER"
+
+
 def test_adapter_with_a_bias_that_the_base_lacks_is_not_merged(tiny_llama, tmp_path):
     config = LoraConfig(r=4, task_type="CAUSAL_LM", target_modules=["q_proj"], lora_bias=True)
     plain = AutoModelForCausalLM.from_pretrained(tiny_llama, dtype=torch.float32)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from buckeye.base.distribution import need
-from buckeye.errors import CheckpointError, UsageError
+from buckeye.errors import BuckeyeError, CheckpointError, UsageError
 from buckeye.inference.engine.model_fields import is_4bit
 from buckeye.trainer.model.trainable import model_load_error
 from buckeye.trainer.output.hf_directory import read_tokenizer_files, save_model, write_tokenizer_files
@@ -163,9 +163,11 @@ def merge_adapter_into(model: PreTrainedModel, base: str, adapter: Path) -> None
         if stored.keys() == expected:
             _set_stored(adapted, stored)
             adapted.merge_and_unload()
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+    except BuckeyeError:
+        raise
+    except Exception as error:  # peft raises arbitrary exceptions for settings that it does not expect
         raise UsageError(
-            f"the adapter {adapter} cannot be merged into {base!r}: {error}",
+            f"the adapter {adapter} cannot be merged into {base!r}: {error!r}",
             code="BK-ADAPTER",
             hint=_HINT,
         ) from error
