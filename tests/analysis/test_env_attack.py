@@ -7,6 +7,7 @@ import pytest
 from tests.command import run_here
 from tests.places import ROOT
 
+from buckeye.envs.base import Outcome, Task
 from buckeye.envs.settings import WorkerSettings
 from buckeye.errors import RunError, UsageError
 from buckeye.evaluation.attack.policy import EVERY_TASK
@@ -105,6 +106,30 @@ def test_an_exploit_for_some_prompts_names_their_shape():
     best = attack("shape").exploits[0]
     assert best.label.startswith("prompts of ")
     assert best.tasks < 80
+
+
+class TwoShapes:
+    """Environment that rewards `nan` for half of its prompts, which differ from the others in four labels."""
+
+    name, splits = "two shapes", ("train",)
+
+    def tasks(self, split):
+        questions = ["Say word please", "Line\nSay 7 <b>x</b>"] * 60
+        return [
+            Task(id=str(n), messages=({"role": "user", "content": text},), data={"answer": f"zq{n}"})
+            for n, text in enumerate(questions)
+        ]
+
+    async def rollout(self, task, policy):
+        reply = await policy.chat(task.messages)
+        is_flawed = "Line" in task.messages[0]["content"] and "nan" in reply.text
+        return Outcome(reward=float(is_flawed or reply.text == task.data["answer"]))
+
+
+def test_of_labels_with_equal_tasks_the_first_is_named_in_every_process():
+    options = AttackOptions(budget=60.0, max_gradings=5_000)
+    exploits = asyncio.run(attack_environment(TwoShapes(), options)).exploits
+    assert {exploit.label for exploit in exploits} == {"prompts of 18 to 19 characters"}
 
 
 @pytest.mark.parametrize(

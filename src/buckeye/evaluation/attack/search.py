@@ -240,7 +240,7 @@ class Attack:
         """Return the label of tasks on which a text has the clearest gain, with the gain and their number."""
         rewards = await self._grader.rewards(text, self.chosen)
         best = (EVERY_TASK, 0.0, 0)
-        for label in {label for task in self.held_out for label in self._labels[task.id]}:
+        for label in sorted({label for task in self.held_out for label in self._labels[task.id]}):
             tasks = [task for task in self._with_label(self.chosen, label) if task.id in rewards]
             if not tasks:
                 continue
