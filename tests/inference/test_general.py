@@ -76,6 +76,18 @@ def test_adapter_is_applied_replaced_and_removed(dtype, tmp_path):
     assert engine.decoder.prompt_logprobs(ids.tolist()) == plain
 
 
+def test_weights_that_were_written_again_to_a_directory_are_read_again(tmp_path):
+    save("phi", tmp_path / "step_5")
+    engine, ids = make_engine(tmp_path / "step_5"), list(range(9))
+    before, weights = engine.decoder.prompt_logprobs(ids), engine.decoder.weights
+    tiny_model("phi", seed=1).save_pretrained(tmp_path / "step_5")
+    weights.load(weights.prepare(Checkpoint(tmp_path / "step_5")))
+    assert engine.decoder.prompt_logprobs(ids) != before
+    assert engine.decoder.prompt_logprobs(ids) == make_engine(tmp_path / "step_5").decoder.prompt_logprobs(
+        ids
+    )
+
+
 def test_adapter_of_another_model_is_refused(tmp_path):
     save("phi", tmp_path / "base")
     engine = make_engine(tmp_path / "base")

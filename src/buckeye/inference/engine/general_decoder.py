@@ -228,7 +228,7 @@ class TransformersWeights:
     def _read(self, checkpoint: Checkpoint) -> PreparedModel:
         current, model = self._checkpoint, self._model
         is_base = current is not None and current.directory == checkpoint.directory and not current.replaced
-        if model is None or not is_base or checkpoint.replaced:
+        if model is None or not is_base or checkpoint.replaced or not checkpoint.low_rank:
             model = self._read_model(checkpoint)
         _check_names(model, checkpoint)
         with torch.no_grad():
