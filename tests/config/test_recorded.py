@@ -50,6 +50,17 @@ def test_removed_settings_are_not_changes_of_a_run(load, folder):
     assert changed_settings(config.output_dir, load(RLConfig, *words, "--seq-len", "99"))
 
 
+def test_model_that_was_moved_is_not_a_change_of_a_run(load, folder):
+    folder.write("mine/config.json", "{}")
+    words = ["--trainer", "--orchestrator", "--inference", "--output-dir", "run", "--model.name", "mine"]
+    record_config(load(RLConfig, *words))
+    (folder.path / "mine").rename(folder.path / "other")
+    config = load(RLConfig, *words)
+    assert changed_settings(config.output_dir, config) == []
+    other = load(RLConfig, *words[:-1], "other")
+    assert changed_settings(config.output_dir, other)
+
+
 @pytest.mark.parametrize("gpus", [[], [0], [0, 1]])
 def test_choices_of_the_launcher_are_not_changes_of_a_run(load, folder, gpus):
     words = ["--trainer", "--orchestrator", "--inference", "--output-dir", "run"]

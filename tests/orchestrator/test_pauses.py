@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from buckeye.config.environments import EnvPauseConfig
+from buckeye.envs.registry import CALLER
 from buckeye.errors import FinalRunError
 from buckeye.orchestrator.deterministic_sampling import DeterministicSampling
 from buckeye.orchestrator.pauses import EnvironmentPauses
@@ -49,6 +50,17 @@ def fail(pauses, name, times=1, **how):
 
 def work(pauses, name):
     fail(pauses, name, reward=0.0)  # a reward of 0 is a reward
+
+
+@pytest.mark.parametrize(
+    ("name", "command"), [("a", "`buckeye env check run`"), (CALLER, "`buckeye.evaluate`")]
+)
+def test_a_failure_names_a_check_that_can_load_the_environment(clock, name, command):
+    pauses = EnvironmentPauses([name], SETTINGS, Path("run"), clock)
+    fail(pauses, name, SETTINGS.after_failures)
+    with pytest.raises(FinalRunError) as ended:
+        pauses.check()
+    assert command in ended.value.hint
 
 
 def test_an_environment_may_fail_for_ever(pauses, clock):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
@@ -160,9 +161,14 @@ def changed_settings(output_dir: Path, config: RLConfig) -> list[str]:
     changes = [
         change
         for change in compare_settings(former, current)
-        if not any(part in chosen for part in change[0].split("."))
+        if not any(part in chosen for part in change[0].split(".")) and not _is_lost_model(*change)
     ]
     return [f"{key}: {json.dumps(old)} -> {json.dumps(new)}" for key, old, new in distinct_changes(changes)]
+
+
+def _is_lost_model(key: str, former: Any, current: Any) -> bool:
+    """Return True for the relative path of a model that was moved or deleted since the start of the run."""
+    return key.split(".")[-2:] == ["model", "name"] and former == os.path.abspath(str(current))
 
 
 def _chosen_settings(former: Mapping[str, Any], current: Mapping[str, Any]) -> set[str]:

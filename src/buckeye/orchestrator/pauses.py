@@ -10,6 +10,7 @@ from pathlib import Path
 
 from buckeye.base.columns import quoted
 from buckeye.config.environments import EnvPauseConfig
+from buckeye.envs.registry import CALLER
 from buckeye.errors import FinalRunError
 from buckeye.orchestrator.rollout import INVALID_BOUNDARIES, Group, Rollout
 
@@ -52,7 +53,9 @@ class EnvironmentPauses:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._settings = settings
-        self._check = f"`buckeye env check {quoted(run)}`"
+        names = list(names)
+        is_object = CALLER in names  # other processes cannot load it
+        self._check = "`buckeye.evaluate`" if is_object else f"`buckeye env check {quoted(run)}`"
         self._clock = clock
         self._states = {name: _State() for name in names}
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -82,6 +83,14 @@ def test_forks_have_no_trackers(tmp_path, monkeypatch):
     made = json.loads((tmp_path / "one.json").read_text())
     assert [made[name] for name in logged] == [None, None, None]
     assert made["trainer"]["optim"]["lr"] == 1e-4
+
+
+def test_reason_of_a_failed_fork_begins_with_its_last_error(tmp_path):
+    printed = ["starting", "error: it broke", "  at x.py", "hint: do this", "  as follows", "more: explain"]
+    argv = [sys.executable, "-c", f"print(*{printed}, sep='\\n'); raise SystemExit(2)"]
+    assert forks._run_command(argv, tmp_path / "log", 30.0).startswith(
+        "exit code 2: error: it broke   at x.py"
+    )
 
 
 def test_search_by_score_tries_lower_rates_after_a_failure():

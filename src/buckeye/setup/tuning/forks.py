@@ -26,7 +26,7 @@ TIMED_OUT = "timed out"
 
 _END_SECONDS = 60.0
 _NO_INTERVAL = 10**9  # steps between checkpoints: none is written
-_LOG_LINES = 3  # last lines of a failed fork's log, for the message
+_LOG_LINES = 3  # lines of a failed fork's log, for the message: from the last error, or the last lines
 _CONSECUTIVE_STEPS = 3
 _LATE_WEIGHT = 10.0
 _QUARTERS = 4
@@ -163,4 +163,6 @@ def _run_command(argv: list[str], log: Path, seconds: float) -> str:
     if code == 0:
         return ""
     lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    return f"exit code {code}: {' '.join(lines[-_LOG_LINES:])}"
+    errors = [number for number, line in enumerate(lines) if "error: " in line]
+    start = errors[-1] if errors else max(0, len(lines) - _LOG_LINES)
+    return f"exit code {code}: {' '.join(lines[start : start + _LOG_LINES])}"
