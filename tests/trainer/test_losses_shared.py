@@ -343,6 +343,9 @@ def leaves(inputs):
 def large(inputs):
     raise torch.OutOfMemoryError("CUDA out of memory")
 
+def constant(inputs):
+    return -inputs.advantages
+
 value = 3
 """
 
@@ -410,6 +413,12 @@ def test_custom_loss_module_that_cannot_be_imported_is_refused(refusal):
 def test_custom_loss_without_one_value_per_token_is_refused(own_loss):
     with pytest.raises(UsageError, match=r"returned a tensor \[\]; expected .* \[2\]"):
         sums_of(inputs_of([1.0, 1.0], [1.0, 1.0]), "custom", import_path=f"{own_loss}:scalar")
+
+
+def test_custom_loss_without_a_gradient_is_refused(own_loss):
+    with pytest.raises(UsageError) as raised:
+        loss_and_gradient(inputs_of([1.0], [1.0]), "custom", import_path=f"{own_loss}:constant")
+    assert raised.value.code == "BK-TRAINING"
 
 
 @pytest.mark.parametrize(

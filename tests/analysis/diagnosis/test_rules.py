@@ -170,6 +170,7 @@ PLANTED = {
 TRAINER = {"model": {"dtype": "float32", "device": "cpu"}}
 FLAT = Made(steps=14, drift=0.0)
 BY_METRICS = {
+    "updates_skipped": ({}, lambda step: {"trainer": {"skipped": float(step % 3 > 0), "updates": 1.0}}),
     "warmup_too_long": (
         {"trainer": {**TRAINER, "optim": {"lr": 1e-3}, "scheduler": {"warmup": 900}, "max_steps": 14}},
         lambda step: {"trainer": {"lr": 1e-6 * (step + 1)}},

@@ -85,6 +85,13 @@ def custom_loss(inputs: LossInputs, config: CustomLossConfig) -> TokenLosses:
             at=f"{_SETTING}.import_path = {config.import_path!r}",
             hint="return the loss of each token, because `normalization` averages over the batch",
         )
+    if inputs.logprobs.requires_grad and not values.requires_grad:
+        raise UsageError(
+            "the loss function returned a tensor without a gradient",
+            code="BK-TRAINING",
+            at=f"{_SETTING}.import_path = {config.import_path!r}",
+            hint="compute it from `inputs.logprobs` or `inputs.entropies`, without detach() or no_grad()",
+        )
     return TokenLosses(policy=values)
 
 

@@ -19,11 +19,26 @@ from buckeye.transport.checkpoint import CheckpointInfo, list_checkpoints
 _ENOUGH = 20
 _AROUND = (2, 4)  # steps before and after a resume
 _EARLY = 11  # steps: a policy that is uniform before this step has collapsed, not converged
+_MOST_SKIPPED = 0.5
 _LEAST_SHARE = 0.3
 _MOST_DECAY = 0.1
 _MOST_DECAY_OF_A_RISE = 0.5
 _LEAST_STEP = 0.004  # nats
 _USUAL_STEP = 0.14  # nats, root mean square: a KL divergence of 0.01 nats, the target of `rl tune`
+
+
+def updates_skipped(facts: DiagnosisFacts) -> Result:
+    """Find a run that skips most updates, because their loss or gradient is not finite."""
+    skipped = facts.values("trainer/skipped")
+    updates = sum(facts.values("trainer/updates").values())
+    if not skipped or not updates:
+        return None
+    share = sum(skipped.values()) / updates
+    measured = f"{share:.0%} of the updates were skipped: loss or gradient not finite"
+    if share < _MOST_SKIPPED:
+        return f"{measured} (below {_MOST_SKIPPED:.0%})"
+    since = next(step for step, count in skipped.items() if count)
+    return facts.finding("updates_skipped", measured, since=since, confidence="sure")
 
 
 def optimizer_state_lost(facts: DiagnosisFacts) -> Result:
@@ -218,6 +233,7 @@ def _change_of_a_fifth(moved: np.ndarray) -> float:
 
 
 CHECKS = (
+    updates_skipped,
     optimizer_state_lost,
     resume_lost,
     learning_rate_applied,
