@@ -113,3 +113,11 @@ def test_rollouts_of_a_step_that_the_run_lacks(tmp_path):
     with pytest.raises(UsageError) as error:
         open_run(made_run(tmp_path / "run", run_id="cafe0001")).rollouts(step=77)
     assert error.value.code == "BK-RUN-NO-DATA"
+
+
+def test_run_of_another_user_is_not_a_missing_run(tmp_path, monkeypatch):
+    (tmp_path / "theirs").mkdir()
+    monkeypatch.setattr(os, "access", lambda path, mode, **how: False)
+    with pytest.raises(UsageError) as error:
+        find_run(str(tmp_path / "theirs"))
+    assert error.value.code == "BK-FILE-PERMISSION"

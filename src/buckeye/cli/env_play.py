@@ -172,6 +172,6 @@ def _load_tasks(
         return named, tasks, int(chosen) - 1
     index = next((i for i in range(len(tasks)) if tasks[i].id == chosen), None)
     if index is None:
-        hint = f"Use a number from 1 to {len(tasks)}, or the id of a task"
+        hint = f"Use a number from 1 to {len(tasks)}, or the id of a task; --split selects another split"
         raise UsageError(f"--task: no task named {chosen!r}", code="BK-CLI-ARGUMENT", hint=hint)
     return named, tasks, index

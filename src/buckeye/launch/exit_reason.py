@@ -75,7 +75,7 @@ def explain_exit(child: Child, code: int, earlier: OomKills, output_dir: Path) -
         parts.append(f"the disk of {output_dir} is full")
     lines = last_lines(child.stdout, _SHOWN_LINES)
     shown = "\n".join(f"  | {line}" for line in lines) or "  | (no output)"
-    return f"{'; '.join(parts)}. Last lines of {child.stdout}:\n{shown}"
+    return f"{'; '.join(parts)}\nLast lines of {child.stdout}:\n{shown}"
 
 
 def find_reported_error(child: Child, code: int) -> str | None:

@@ -191,7 +191,7 @@ def find_run(name: str | None) -> Path:
     """Return the directory of a run. `name` is the directory, the name of the run, or a prefix of its id.
 
     If `name` is None, return the run in ./outputs, else the newest known run. Raise `UsageError` if no run,
-    or more than one run, matches.
+    or more than one run, matches, and for a directory that cannot be read.
     """
     if name is None:
         return _default_run()
@@ -210,6 +210,9 @@ def find_run(name: str | None) -> Path:
             code="BK-CLI-ARGUMENT",
             hint="pass the id or the directory",
         )
+    if directory.is_dir() and not os.access(directory, os.R_OK | os.X_OK, effective_ids=True):
+        hint = "correct its permissions, or run the command as the user that owns it"
+        raise UsageError(f"{name}: permission denied", code="BK-FILE-PERMISSION", hint=hint)
     near = get_close_matches(name, {run.name for run in runs}, 1)
     raise UsageError(
         f"the directory {name!r} has no run" if directory.is_dir() else f"no run {name!r}",
