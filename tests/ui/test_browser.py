@@ -149,6 +149,13 @@ def test_a_run_that_goes_on_is_drawn_on(served, opened, runs):
     becomes(page, "document.querySelector('.told').textContent === '3 steps'")
 
 
+def test_ticks_of_a_narrow_range_have_different_labels(served, opened):
+    page = opened(served)
+    assert page.evaluate("tickLabels([0.1, 0.2])") == ["0.1", "0.2"]
+    assert page.evaluate("tickLabels([6.2231, 6.2232, 6.2233])") == ["6.2231", "6.2232", "6.2233"]
+    assert page.evaluate("axisWidth(null, ['0.00105'])") > page.evaluate("axisWidth(null, ['1'])")
+
+
 def test_the_exported_file_opens_offline(opened, runs):
     file = runs / "live.html"
     argv = [sys.executable, "-m", "buckeye", "rl", "report", str(runs / "live"), "--out", str(file)]

@@ -7,6 +7,16 @@ function colour(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 }
 
+// Short labels, unless these are equal for different ticks.
+function tickLabels(ticks) {
+  const labels = ticks.map(number);
+  return new Set(labels).size === labels.length ? labels : ticks.map(String);
+}
+
+function axisWidth(u, labels) {
+  return Math.max(46, 10 + 7 * Math.max(...(labels ?? [""]).map((label) => label.length)));
+}
+
 // `given`: title, unit, steps, series [{label, values, band: [low, high]}]. `place.set(given)` changes it.
 function chart(given, choose) {
   const legend = h("div", { className: "legend" });
@@ -48,7 +58,7 @@ function chart(given, choose) {
       width: Math.max(120, plotted.clientWidth || 300), height: shown.height || 132, padding: [6, 14, 0, 0],
       legend: { show: false }, scales: { x: { time: false }, y: { range: reach } }, series, bands,
       axes: [{ ...axis, size: 22, space: 60, values: (u, ticks) => ticks.map((t) => (Number.isInteger(t) ? String(t) : "")) },
-        { ...axis, size: 46, space: 28, values: (u, ticks) => ticks.map(number) }],
+        { ...axis, size: axisWidth, space: 28, values: (u, ticks) => tickLabels(ticks) }],
       cursor: { sync: { key: "steps", setSeries: false }, drag: { x: true, y: false }, points: { size: 5 }, focus: { prox: -1 } },
       hooks: { setCursor: [told], draw: [mark] },
     }, columns(), plotted);
