@@ -91,6 +91,10 @@ def test_killed_in_an_upload_without_its_directory_it_ends_with_the_same_weights
     marks = runner.root / "marks"
     marks.mkdir()
     words = ("--ckpt.interval", 1, "--ckpt.keep", 1, "--ckpt.store", url)
+    words += (
+        "--orchestrator.env.0.rate-limit",
+        20,
+    )  # faster steps would replace checkpoints before their upload
     runner.env |= {FAULTS: place, FAULTS_DONE: str(marks)}
     killed = runner.run(runner.rl("out", *words, steps=6, level=0))
     assert killed.returncode == -9, killed.stdout + killed.stderr
