@@ -49,6 +49,7 @@ def test_generate_returns_tokens_logprobs_and_versions(http, chat_model):
     for choice in choices:
         content = choice["logprobs"]["content"]
         assert [e["token_id"] for e in content] == choice["token_ids"]
+        assert [e["token"] for e in content] == [f"token_id:{token}" for token in choice["token_ids"]]
         expected = chat_model.logprobs(IDS, choice["token_ids"])
         assert torch.tensor([e["logprob"] for e in content]) == near(expected)
         assert choice["finish_reason"] == "length"

@@ -318,6 +318,22 @@ def chat_logprobs(tokens: Iterable[tuple[str, float, Iterable[tuple[str, float]]
     return {"content": content}
 
 
+def generate_logprobs(tokens: Iterable[tuple[int, float, Iterable[tuple[int, float]]]]) -> dict[str, Any]:
+    """Return the `logprobs` of the generate route: as `chat_logprobs`, with ids in place of texts.
+
+    Clients of vLLM read `token`, clients of Buckeye's server read `token_id`.
+    """
+
+    def entry(token: int, logprob: float) -> dict[str, Any]:
+        return {"token": f"token_id:{token}", "token_id": token, "logprob": finite_logprob(logprob)}
+
+    content = [
+        entry(token, logprob) | {"top_logprobs": [entry(*pair) for pair in best]}
+        for token, logprob, best in tokens
+    ]
+    return {"content": content}
+
+
 def completion_logprobs(
     texts: Sequence[str],
     logprobs: Sequence[float],

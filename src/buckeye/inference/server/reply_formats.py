@@ -19,6 +19,7 @@ from buckeye.chat.openai_api import (
     chat_message,
     completion_logprobs,
     finite_logprob,
+    generate_logprobs,
     usage_fields,
 )
 from buckeye.errors import InferenceError
@@ -225,17 +226,7 @@ class TokenFormat(ReplyFormat):
         return {}, False
 
     def _logprobs(self, choice: Choice, start: int, end: int) -> dict[str, Any]:
-        content = [
-            {
-                "token_id": token,
-                "logprob": logprob,
-                "top_logprobs": [
-                    {"token_id": other, "logprob": finite_logprob(value)} for other, value in best
-                ],
-            }
-            for token, logprob, best in choice.sampled(start, end)
-        ]
-        return {"content": content}
+        return generate_logprobs(choice.sampled(start, end))
 
 
 class CompletionFormat(ReplyFormat):

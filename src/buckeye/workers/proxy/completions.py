@@ -12,7 +12,7 @@ from buckeye.chat.openai_api import (
     GenerateSampling,
     completion_logprobs,
     convert_request,
-    finite_logprob,
+    generate_logprobs,
 )
 from buckeye.envs.base import CallOptions, Reply
 from buckeye.workers.proxy.chat import openai_events, openai_usage
@@ -123,19 +123,10 @@ def _completion_choice(
 def _generate_choice(sampling: GenerateSampling, index: int, reply: Reply) -> dict[str, Any]:
     tokens = reply.tokens
     ids, values = ([], []) if tokens is None else (list(tokens.token_ids), tokens.logprobs)
-    content = [
-        # clients of vLLM read `token`, clients of Buckeye's server read `token_id`
-        {
-            "token": f"token_id:{token}",
-            "token_id": token,
-            "logprob": finite_logprob(value),
-            "top_logprobs": [],
-        }
-        for token, value in zip(ids, values, strict=True)
-    ]
+    sampled = ((token, value, ()) for token, value in zip(ids, values, strict=True))
     return {
         "index": index,
         "token_ids": ids,
-        "logprobs": None if sampling.logprobs is None else {"content": content},
+        "logprobs": None if sampling.logprobs is None else generate_logprobs(sampled),
         "finish_reason": reply.finish_reason,
     }
