@@ -335,7 +335,8 @@ def _window_problems(fields: Mapping[str, Any]) -> Iterator[str]:
         yield f"layer_types is {format_value(kinds)}, not a list of {_FULL!r} and {_SLIDING!r}"
         return
     for key, values in (("layer_types", kinds), ("no_rope_layers", fields.get("no_rope_layers"))):
-        if values and len(values) < layers:
+        has_extra = key == "layer_types" and len(values or ()) > layers  # transformers ignores others
+        if values and (has_extra or len(values) < layers):
             yield f"{key} has {len(values)} entries for {layers} layers"
             return
     window = _window(fields)
