@@ -160,7 +160,7 @@ _ROWS = {
         ("default: the environment's, else 100", "workers.worker_side.adapters.gymnasium:_MAX_STEPS", 100)
     ],
     "docs/how-to/write-environments.md": [
-        ("finite numbers of at most 1e30", "envs.stdlib_only.outcomes:_MAX_NUMBER", 1e30),
+        ("finite numbers of at most 1e30", "envs.stdlib_only.outcomes:MAX_NUMBER", 1e30),
     ],
     "docs/reference/mcp-files.md": [
         ("| memory | 4 GiB |", "mcp.grading.grader_processes:_LIMITS.memory", 4 * GIB),
