@@ -85,6 +85,15 @@ def test_a_server_may_report_tokens_as_null(judged):
     assert unlimited.reward is None  # `max_cost` would not see what it has cost
 
 
+def test_a_server_may_reply_in_parts_and_report_tokens_in_another_form(judged):
+    choice = {"message": {"role": "assistant", "content": [{"type": "text", "text": "8"}]}}
+    with chat_server(lambda *_: (200, json.dumps({"choices": [choice], "usage": [7]}))) as (url, _):
+        (outcome,) = outcomes(judged(url), "red")
+        (unlimited,) = outcomes(judged(url, prices=[1, 1], max_cost=9.0), "red")
+    assert (outcome.reward, outcome.components["judge_tokens"]) == (0.8, 0)
+    assert unlimited.reward is None
+
+
 def test_a_grade_that_the_disk_cannot_keep_counts(judged, tmp_path, caplog):
     (tmp_path / "file").touch()
     with chat_server(right_or_wrong) as (url, _):

@@ -144,7 +144,7 @@ async def _chat(model: str, prompt: str | None, temperature: float, max_tokens: 
             if completion is None:
                 text, hint = "the conversation is longer than the context of the model", "Start a new chat"
                 raise InferenceError(text, code="BK-INFERENCE-REQUEST", hint=hint)
-            reply = completion["choices"][0]["message"]["content"]
+            reply = completion["choices"][0]["message"].get("content") or ""
             typer.echo(reply)
             messages.append({"role": "assistant", "content": reply})
             if prompt is not None:

@@ -148,11 +148,10 @@ class JudgeReward:
         answer = await self._server(self.config.base_url).complete(body)
         if answer is None:
             raise OutcomeError("the request is too long for the judge")
-        usage = answer.get("usage") or {}
-        tokens = [usage.get("prompt_tokens"), usage.get("completion_tokens")]
+        tokens = [answer["usage"].get(name) for name in ("prompt_tokens", "completion_tokens")]
         if limit is not None and None in tokens:
             raise OutcomeError("the judge's server does not report all tokens, which `max_cost` needs")
-        text = str(answer["choices"][0]["message"].get("content") or "")
+        text = answer["choices"][0]["message"].get("content") or ""
         return text, self._count(*(count or 0 for count in tokens))
 
     async def _wait_for_start(self) -> None:

@@ -8,12 +8,13 @@ import random
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import httpx
 import msgspec
 
 from buckeye.base.storage import well_formed
+from buckeye.envs.base import join_text_parts
 from buckeye.errors import InferenceError
 from buckeye.monitor.redact import redact
 
@@ -95,6 +96,7 @@ class ChatServer:
 
 
 def _chat_completion(url: str, response: httpx.Response) -> dict[str, Any]:
+    """Return a response with the content of each message as one text, and only valid numbers in `usage`."""
     try:
         value: dict[str, Any] = well_formed(response.json())
         msgspec.convert(value, _ChatCompletion)
@@ -103,6 +105,11 @@ def _chat_completion(url: str, response: httpx.Response) -> dict[str, Any]:
             f"{url} did not reply with a chat completion: {error}: {_shorten(response.text)}",
             code="BK-INFERENCE-REPLY",
         ) from None
+    for choice in value["choices"]:
+        choice["message"] = join_text_parts(choice["message"])
+    usage = value.get("usage")
+    counts = usage.items() if isinstance(usage, dict) else ()
+    value["usage"] = {name: count for name, count in counts if isinstance(count, int) and count >= 0}
     return value
 
 
@@ -114,8 +121,13 @@ class _Call(msgspec.Struct):
     function: _Function
 
 
+class _TextPart(msgspec.Struct):
+    text: str
+    type: Literal["text"] = "text"
+
+
 class _Message(msgspec.Struct):
-    content: str | list[Any] | None = None
+    content: str | list[_TextPart] | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
     tool_calls: list[_Call] | None = None

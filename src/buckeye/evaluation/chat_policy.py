@@ -95,8 +95,8 @@ class ChatPolicy(RolloutPolicy):
         choice = completion["choices"][0]
         reply = replace(
             _reply({**choice, "message": names.from_server_message(choice["message"])}),
-            prompt_tokens=_token_count(completion, "prompt_tokens"),
-            completion_tokens=_token_count(completion, "completion_tokens"),
+            prompt_tokens=completion["usage"].get("prompt_tokens", 0),
+            completion_tokens=completion["usage"].get("completion_tokens", 0),
         )
         if options.trained:
             self.count(reply)
@@ -162,11 +162,8 @@ def _option_fields(options: CallOptions, max_tokens: int | None, names: ToolName
 
 
 def _reply(choice: Mapping[str, Any]) -> Reply:
-    message = join_text_parts(choice["message"])
+    message = choice["message"]
     content = message.get("content") or ""
-    if not isinstance(content, str):
-        text = f"the server replied with content that is not text: {str(content)[:200]}"
-        raise InferenceError(text, code="BK-INFERENCE-REPLY")
     reasoning = message.get("reasoning_content") or message.get("reasoning") or ""
     kept: dict[str, Any] = {"role": "assistant", "content": content}
     if reasoning:
@@ -179,13 +176,6 @@ def _reply(choice: Mapping[str, Any]) -> Reply:
         message=kept,
         text_logprobs=_logprobs(choice),
     )
-
-
-def _token_count(completion: Mapping[str, Any], name: str) -> int:
-    """Return a number of tokens, or 0 if the server sent none."""
-    usage = completion.get("usage")
-    count = usage.get(name) if isinstance(usage, dict) else None
-    return count if isinstance(count, int) and count > 0 else 0
 
 
 def _logprobs(choice: Mapping[str, Any]) -> list[tuple[str, float]] | None:

@@ -82,9 +82,7 @@ def truncated_replies(facts: DiagnosisFacts) -> Result:
         "SELECT reward, truncated, completion_tokens, step FROM rollouts WHERE {trained} ORDER BY step"
     )
     cut, ended = ([row for row in rows if row[1] == kind and row[3] > facts.last - RECENT] for kind in (1, 0))
-    first = [
-        row[1] for row in rows if row[3] == rows[0][3]
-    ]  # a large update may lengthen those of the next step
+    first = [row[1] for row in rows if row[3] == rows[0][3]]  # an update may already lengthen later ones
     if len(cut) + len(ended) < 30:
         return None
     share, share_at_first = len(cut) / (len(cut) + len(ended)), sum(first) / max(1, len(first))
