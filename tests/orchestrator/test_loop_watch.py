@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import subprocess
+import sys
 import time
 import weakref
 
@@ -98,6 +99,23 @@ def test_waiting_for_a_cpu_is_not_attributed_to_the_environment(watched, monkeyp
     monkeypatch.setattr(LoopWatch, "_queued_seconds", lambda watch: 0.9 * time.monotonic())
     told, seconds = watched(grades, 4)
     assert (told, seconds > 0.2) == ([], True)
+
+
+def test_garbage_collections_while_the_code_is_found_cause_no_deadlock():
+    """A collection that frees a `threading.local` inside of `sys._current_frames` is a deadlock in 3.11."""
+    script = (
+        "import gc, threading\n"
+        "from buckeye.orchestrator.loop_watch import _current_frame\n"
+        "for _ in range(100):\n"
+        "    gc.set_threshold(10**6)\n"
+        "    cycle = [threading.local()]\n"
+        "    cycle[0].value = 1\n"
+        "    cycle.append(cycle)\n"
+        "    del cycle\n"
+        "    gc.set_threshold(1, 1, 1)\n"
+        "    assert _current_frame(threading.get_ident()) is not None\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
 
 
 def test_awaiting_does_not_block_the_loop(watched):

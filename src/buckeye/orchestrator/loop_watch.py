@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import statistics
 import sys
@@ -113,7 +114,7 @@ class LoopWatch:
         return 0.0
 
     def _attribute(self, seconds: float) -> None:
-        frame = sys._current_frames().get(self._thread_id)
+        frame = _current_frame(self._thread_id)
         location = "" if frame is None else _find_blocking_code(frame)
         if not location:
             return
@@ -127,6 +128,21 @@ class LoopWatch:
                 self._blocked_seconds[location],
                 location,
             )
+
+
+def _current_frame(thread_id: int) -> FrameType | None:
+    """Return the frame that a thread executes, without a garbage collection meanwhile.
+
+    `sys._current_frames` of Python 3.11 holds a lock, and deadlocks if a collection that begins inside of it
+    frees a `threading.local`, which needs this lock.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        return sys._current_frames().get(thread_id)
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def lateness_metrics(name: str, delays: Sequence[float]) -> dict[str, float]:
