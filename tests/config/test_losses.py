@@ -44,7 +44,26 @@ def test_recipe_sets_trainer_and_orchestrator_unless_set_explicitly(load):
     assert explicit.orchestrator.zero_spread == "keep"
     assert explicit.orchestrator.advantage.type == "turn"
     assert load(RLConfig, f"{words} --trainer.loss.type rloo").orchestrator.advantage.leave_one_out
+    assert load(RLConfig, f"{words} --trainer.loss.type ppo").max_async_level is None
     assert load(RLConfig, words).orchestrator.advantage.std_norm is None
+
+
+@pytest.mark.parametrize("loss", ["reinforce", "rloo"])
+@pytest.mark.parametrize(
+    ("words", "level"),
+    [
+        ("", 0),
+        ("--max-async-level 2", 2),
+        ("--orchestrator.max-async-level 2", 2),
+        ("--trainer.max-async-level 1", 1),
+    ],
+)
+def test_losses_without_a_ratio_are_synchronous_unless_the_user_sets_a_level(load, loss, words, level):
+    config = load(
+        RLConfig, f"--trainer --orchestrator --inference --trainer.loss.type {loss} {words} --model.name m"
+    )
+    assert (config.orchestrator.max_async_level, config.trainer.max_async_level) == (level, level)
+    assert len(list(config.trainer.warnings())) == (level > 0)
 
 
 def test_a_loss_in_a_file(load, folder):

@@ -53,7 +53,8 @@ _NONE_IS_A_VALUE = ("ckpt.interval", "ckpt.keep")
 _LOSS_SETTINGS: Mapping[str, Mapping[KeyPath, Any]] = {
     "grpo": {("advantage", "std_norm"): "local"},
     "dapo": {("advantage", "std_norm"): "local", ("zero_spread",): "drop"},
-    "rloo": {("advantage", "leave_one_out"): True},
+    "rloo": {("advantage", "leave_one_out"): True, ("max_async_level",): 0},
+    "reinforce": {("max_async_level",): 0},
 }
 """Settings of the orchestrator in the paper of a loss, by loss."""
 _SERVERS: KeyPath = ("orchestrator", "client", "base_url")
@@ -100,7 +101,9 @@ def _apply_loss_recipe(settings: Settings) -> None:
         return
     for path, value in _LOSS_SETTINGS.get(str(loss.value), {}).items():
         kind = settings.get(("orchestrator", *path[:-1], "type"))
-        if path[:1] != ("advantage",) or kind in (MISSING, "group", "turn"):
+        if path[0] == "advantage" and kind not in (MISSING, "group", "turn"):
+            continue
+        if not _entries(settings, [path, ("trainer", *path)]):  # the run or the trainer may set it too
             _fill(settings, Assignment(loss.path, value, loss.location), [("orchestrator", *path)])
 
 

@@ -370,12 +370,19 @@ class TrainerConfig(TrainingConfig):
     """Seconds to wait for a batch of the orchestrator before the trainer fails."""
 
     def warnings(self) -> Iterator[str]:
-        name = "mini_batches" if self.mini_batches > 1 else "epochs_per_batch"
-        if isinstance(self.loss, ReinforceLossConfig) and self.mini_batches * self.epochs_per_batch > 1:
-            yield (
-                f"`{name}` is {getattr(self, name)}, and loss.type = {self.loss.type} has no ratio to "
-                "correct the updates after the first one; use cispo or ppo, for example"
-            )
+        if not isinstance(self.loss, ReinforceLossConfig):
+            return
+        updates, tokens = "the updates after the first one", "tokens of older policies"
+        for name, least, what in (
+            ("mini_batches", 1, updates),
+            ("epochs_per_batch", 1, updates),
+            ("max_async_level", 0, tokens),
+        ):
+            if name in self.model_fields_set and (value := getattr(self, name)) > least:
+                yield (
+                    f"`{name}` is {value}, and loss.type = {self.loss.type} has no ratio to correct {what}; "
+                    "use cispo or ppo, for example"
+                )
 
     def conflicts(self) -> Conflicts:
         yield from super().conflicts()
