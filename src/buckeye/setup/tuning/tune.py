@@ -91,7 +91,8 @@ class Tuning:
         has_learned = best is not None and is_below(baseline.all_rewards, best.last_rewards, _SIGNIFICANCE)
         rate = best.rate if best is not None and has_learned else center
         file = self.root / "tuned.toml"
-        write_file(file, f"# Written by `buckeye rl tune`\n[trainer.optim]\nlr = {rate:.3e}\n")
+        basis = "by training" if has_learned else "from the policy change per step: no fork learned"
+        write_file(file, f"# Chosen {basis} (`buckeye rl tune`)\n[trainer.optim]\nlr = {rate:.3e}\n")
         enough = self._enough_budget(baseline, change_seconds, steps, has_learned=has_learned)
         self._record("chosen", rate=rate, by="training" if has_learned else "change", file=str(file))
         return TuningResult(
