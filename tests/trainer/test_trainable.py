@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from buckeye.config.load import load_config
@@ -278,6 +279,15 @@ def test_rotary_positions_of_one_kind_of_layer_limit_the_length(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config | {"rope_parameters": ropes}))
     spec = read_served_spec(tmp_path)
     assert (type(spec), spec.max_positions) == (GeneralSpec, 23)
+
+
+def test_no_embedding_of_a_tiny_model_is_zero(tmp_path):
+    """RMSNorm has huge gradients for a zero embedding, which transformers gives the pad token."""
+    size = TinySize(vocab_size=300, layers=1, hidden=64)
+    make_tiny_model(tmp_path / "model", texts=["a b c"] * 9, size=size, seed=0)
+    embeddings = load_file(tmp_path / "model" / "model.safetensors")["model.embed_tokens.weight"]
+    norms = embeddings.float().norm(dim=-1)
+    assert norms.min() > 0.5 * norms.median()
 
 
 def test_sft_refuses_a_vision_model_and_writes_nothing(tmp_path):

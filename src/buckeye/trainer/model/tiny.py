@@ -136,7 +136,7 @@ def _random_model(size: TinySize, tokenizer: Any, seed: int) -> Any:
     )
     torch.manual_seed(seed % 2**64)
     model = Qwen3ForCausalLM(config)
-    # transformers sets the embedding of the pad token to 0, and RMSNorm multiplies its gradient by about 1,000.
+    # transformers sets the embedding of the pad token to 0, where RMSNorm has gradients of about 1,000
     torch.nn.init.normal_(
         model.get_input_embeddings().weight[tokenizer.pad_token_id], std=config.initializer_range
     )
