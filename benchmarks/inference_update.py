@@ -18,7 +18,6 @@ from buckeye.base.process import run_identity
 from buckeye.inference.client import InferenceClient
 from buckeye.trainer.output.broadcast import Broadcaster
 from buckeye.trainer.output.stored_weights import StoredWeights, read_stored_weights
-from buckeye.transport.broadcast_group import sha256_of
 from buckeye.transport.weights import make_manifest, publish_weights, read_weights_manifest
 from buckeye.transport.weights_offer import find_offer
 
@@ -86,8 +85,8 @@ class Run:
         sender = Broadcaster(self.folder, "broadcast", has_adapter=False)
 
         def offer() -> None:
-            manifest = make_manifest(version, sha256_of(self.stored.files), **_FACTS)
-            sender.offer(manifest, self.stored.files)
+            manifest = make_manifest(version, self.stored.digests(), **_FACTS)
+            sender.offer(manifest, self.stored)
 
         await asyncio.to_thread(offer)
         published = time.perf_counter()

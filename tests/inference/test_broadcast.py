@@ -14,7 +14,6 @@ from buckeye.inference.client import InferenceClient, SamplingParams
 from buckeye.trainer.output.broadcast import Broadcaster
 from buckeye.trainer.output.stored_weights import read_stored_weights
 from buckeye.transport import broadcast_group
-from buckeye.transport.broadcast_group import sha256_of
 from buckeye.transport.weights import make_manifest, publish_weights, read_weights_manifest
 from buckeye.transport.weights_offer import find_offer
 from tests.waiting import HANG
@@ -37,8 +36,8 @@ class Trainer:
         self.sender = Broadcaster(run, "broadcast", has_adapter=False)
 
     def offer(self, version):
-        manifest = make_manifest(version, sha256_of(self.stored.files), **FACTS)
-        self.sender.offer(manifest, self.stored.files)
+        manifest = make_manifest(version, self.stored.digests(), **FACTS)
+        self.sender.offer(manifest, self.stored)
         return find_offer(self.run, identity=FACTS["identity"])
 
     def publish(self, version):
@@ -82,9 +81,20 @@ async def all_logprobs(client):
     return [(await replica.generate_fields(PROMPT, sampling)).logprobs for replica in client.replicas]
 
 
-async def test_broadcast_weights_equal_those_of_files(servers, chat_model, trainer, make_model, monkeypatch):
-    """Also if the buffers are smaller than the tensors."""
-    monkeypatch.setattr(broadcast_group, "_BUFFER_BYTES", 1000)
+@pytest.fixture(params=["shared memory", "broadcast"])
+def route(request, trainer, monkeypatch):
+    """Way of the weights. Without shared memory, buffers are smaller than the tensors."""
+    assert set(trainer.stored.shared) == set(trainer.stored.files)
+    if request.param == "broadcast":
+        trainer.stored.shared.clear()
+        monkeypatch.setattr(broadcast_group, "_BUFFER_BYTES", 1000)
+    else:
+        monkeypatch.delattr(broadcast_group.BroadcastGroup, "transfer")
+    return request.param
+
+
+@pytest.mark.usefixtures("route")
+async def test_broadcast_weights_equal_those_of_files(servers, chat_model, trainer, make_model):
     async with client_of_all(servers, chat_model) as client:
         before = await all_logprobs(client)
         await trainer.broadcast(client, 1)
@@ -100,6 +110,7 @@ async def test_broadcast_weights_equal_those_of_files(servers, chat_model, train
     assert received[0] not in (before[0], other[0])
 
 
+@pytest.mark.usefixtures("route")
 async def test_damaged_broadcast_is_replaced_by_files(servers, chat_model, trainer, caplog):
     async with client_of_all(servers, chat_model) as client:
         await trainer.broadcast(client, 1)
@@ -112,6 +123,28 @@ async def test_damaged_broadcast_is_replaced_by_files(servers, chat_model, train
             await client.update_weights(path, 2, offer.manifest.checksum, broadcast=broadcast)
         assert await weight_versions(client) == [2, 2]
         assert await all_logprobs(client) == expected
+    assert [record.name for record in caplog.records] == ["buckeye.inference.client.weight_update"]
+
+
+async def test_engine_keeps_its_weights_when_shared_memory_changes(servers, chat_model, trainer):
+    """The trainer rounds the next version into the memory that the engines have read."""
+    async with client_of_all(servers, chat_model) as client:
+        await trainer.broadcast(client, 1)
+        expected = await all_logprobs(client)
+        for file in trainer.stored.files.values():
+            file[-1000:] = 0
+        assert await all_logprobs(client) == expected
+
+
+async def test_unreadable_shared_memory_is_replaced_by_files(servers, chat_model, trainer, caplog):
+    """As for an engine with other process ids."""
+    async with client_of_all(servers, chat_model) as client:
+        trainer.stored.shared = dict.fromkeys(trainer.stored.shared, "/proc/self/fd/0")
+        path, offer = trainer.publish(1), trainer.offer(1)
+        broadcast = client.accept_offer(trainer.run, offer)
+        with caplog.at_level(logging.WARNING):
+            await client.update_weights(path, 1, offer.manifest.checksum, broadcast=broadcast)
+        assert await weight_versions(client) == [1, 1]
     assert [record.name for record in caplog.records] == ["buckeye.inference.client.weight_update"]
 
 

@@ -15,7 +15,7 @@ from buckeye.trainer.learner import Learner
 from buckeye.trainer.output import writer as output_module
 from buckeye.trainer.output.background_thread import BackgroundThread
 from buckeye.trainer.output.broadcast import Broadcaster
-from buckeye.trainer.output.stored_weights import read_stored_weights
+from buckeye.trainer.output.stored_weights import StoredWeights, read_stored_weights
 from buckeye.trainer.rl import run_trainer
 from buckeye.transport.checkpoint import resolve_checkpoint, trainer_state_directory
 from buckeye.transport.weights import make_manifest, verify_weights
@@ -156,27 +156,28 @@ def test_files_with_other_tensors_are_not_kept(tmp_path, build_model):
 
 
 @pytest.mark.parametrize(
-    ("transport", "size", "file_seconds", "has_adapter", "is_broadcast", "level"),
+    ("transport", "has_files", "file_seconds", "has_adapter", "is_offered", "level"),
     [
-        ("files", 10**9, 60.0, False, False, "INFO"),
-        ("broadcast", 10**9, None, False, True, "INFO"),
-        ("broadcast", None, None, False, False, "WARNING"),
-        ("broadcast", 10**9, None, True, False, "WARNING"),
-        ("auto", 10**9, 2.0, False, False, "INFO"),  # a broadcast of 1 GB takes about 2.5 s
-        ("auto", 10**9, 3.0, False, True, "INFO"),
-        ("auto", 10**9, 60.0, True, False, "INFO"),
-        ("auto", 10**9, None, False, False, None),
+        ("files", True, 60.0, False, False, "INFO"),
+        ("broadcast", True, None, False, True, None),
+        ("broadcast", False, None, False, False, "WARNING"),
+        ("broadcast", True, None, True, False, "WARNING"),
+        ("auto", True, 0.02, False, False, "INFO"),
+        ("auto", True, 3.0, False, True, None),
+        ("auto", True, 60.0, True, False, "INFO"),
+        ("auto", True, None, False, False, None),
     ],
 )
 def test_transport_is_chosen_once(
-    tmp_path, caplog, transport, size, file_seconds, has_adapter, is_broadcast, level
+    tmp_path, caplog, transport, has_files, file_seconds, has_adapter, is_offered, level
 ):
+    stored = StoredWeights() if has_files else None
     broadcaster = Broadcaster(tmp_path, transport, has_adapter=has_adapter)
     with caplog.at_level("INFO"):
-        broadcaster.choose(size, file_seconds)
-        if level is not None:
-            broadcaster.choose(size, 0.0)
-    assert broadcaster.is_used is is_broadcast
+        broadcaster.choose(stored, file_seconds)
+        if file_seconds is not None:
+            broadcaster.choose(stored, 60.0 if level else 0.0)
+    assert broadcaster.is_used is is_offered
     assert [record.levelname for record in caplog.records] == ([] if level is None else [level])
 
 
@@ -185,18 +186,18 @@ def test_offer_is_accepted_or_withdrawn(tmp_path):
     me = RunIdentity(run_id="a", attempt=2)
     manifest = make_manifest(3, {"model.safetensors": "0" * 64}, identity=me, dtype="float32")
     group = AcceptedGroup(size=3, loopback=True)
-    first = offer_weights(tmp_path, manifest, {"model.safetensors": 9})
+    first = offer_weights(tmp_path, manifest, {"model.safetensors": 9}, {})
     assert find_offer(tmp_path, identity=RunIdentity(run_id="a", attempt=1)) is None
     assert find_offer(tmp_path, identity=me) == first
     assert accepted_group(tmp_path, first) is None
     assert accept_offer(tmp_path, first, group)
     assert not withdraw_offer(tmp_path, first)
     assert accepted_group(tmp_path, first) == group
-    second = offer_weights(tmp_path, manifest, {"model.safetensors": 9})
+    second = offer_weights(tmp_path, manifest, {"model.safetensors": 9}, {})
     assert not accept_offer(tmp_path, first, group)  # it does not accept the second one
     assert withdraw_offer(tmp_path, second)
     assert not accept_offer(tmp_path, second, group)
-    third = offer_weights(tmp_path, manifest, {"model.safetensors": 9})
+    third = offer_weights(tmp_path, manifest, {"model.safetensors": 9}, {})
     (tmp_path / "broadcast" / f"group_{third.store}.json").mkdir()  # like a full disk
     assert not accept_offer(tmp_path, third, group)
     assert withdraw_offer(tmp_path, third)

@@ -1,18 +1,19 @@
-"""Process group that sends the files of new weights from the trainer's memory to the engines' memory.
+"""Process group that brings the files of new weights from the trainer's memory to the engines' memory.
 
-A group serves one version and has its own file as rendezvous, so a lost process affects no later version.
-This module imports only torch and the standard library: vLLM's workers load it in a separate environment.
+On one machine, the engines read memory that the trainer shares. Other machines receive a broadcast. A group
+serves one version and has its own file as rendezvous, so a lost process affects no later version. This module
+imports only torch and the standard library: vLLM's workers load it in a separate environment.
 """
 
 from __future__ import annotations
 
-import hashlib
+import contextlib
 import json
+import mmap
 import os
 import re
 import time
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from torch import Tensor
 
 _BUFFER_BYTES = 2**25
 _JOIN_SECONDS = 10.0
-_HASHING_THREADS = 8
+_SHARED_NAME = "buckeye-weights"
 _DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -35,6 +36,36 @@ _DTYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
+
+
+def allocate_shared(size: int) -> tuple[Tensor, int | None]:
+    """Return a buffer, uint8, and the descriptor through which other processes can open it.
+
+    The buffer is freed with the tensor and the descriptor, also if this process is killed. The descriptor is
+    None if the system has no such buffers, or forbids them.
+    """
+    if hasattr(os, "memfd_create"):
+        with contextlib.suppress(OSError), contextlib.ExitStack() as opened:
+            descriptor = os.memfd_create(_SHARED_NAME)
+            opened.callback(os.close, descriptor)
+            os.posix_fallocate(descriptor, 0, size)  # otherwise a write may end the process
+            buffer = torch.frombuffer(mmap.mmap(descriptor, size), dtype=torch.uint8)
+            opened.pop_all()
+            return buffer, descriptor
+    return torch.empty(size, dtype=torch.uint8), None
+
+
+def open_shared(path: str, size: int) -> Tensor:
+    """Return the content of a buffer of `allocate_shared`, from /proc/PID/fd/DESCRIPTOR.
+
+    Raise `OSError` or `ValueError` if there is no such buffer of `size` bytes.
+    """
+    if not re.fullmatch(r"/proc/\d+/fd/\d+", path) or not os.readlink(path).startswith(
+        f"/memfd:{_SHARED_NAME}"
+    ):
+        raise ValueError(f"{path!r} is not a shared buffer")
+    with open(path, "rb") as file:
+        return torch.frombuffer(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY), dtype=torch.uint8)
 
 
 class BroadcastGroup:
@@ -63,19 +94,34 @@ class BroadcastGroup:
         options.rootRank = options.rootTensor = 0
         for name in sorted(files):
             for buffer in files[name].split(_BUFFER_BYTES):
-                remaining = self._deadline - time.monotonic()
-                if remaining <= 0:
-                    raise RuntimeError("the broadcast exceeded its deadline")
-                options.timeout = timedelta(seconds=remaining)
+                options.timeout = self._remaining()
                 self._group.broadcast([buffer], options).wait()
 
-    def receive(self, sizes: Mapping[str, int], digests: Mapping[str, str]) -> dict[str, Tensor]:
-        """Return the received files by name. Raise `ValueError` unless they have these SHA-256."""
+    def _remaining(self) -> timedelta:
+        remaining = self._deadline - time.monotonic()
+        if remaining <= 0:
+            raise RuntimeError("the broadcast exceeded its deadline")
+        return timedelta(seconds=remaining)
+
+    def receive(
+        self, sizes: Mapping[str, int], shared: Mapping[str, str], *, copies: bool
+    ) -> dict[str, Tensor]:
+        """Return the files by name: those that the trainer shares at the paths `shared`, or received ones.
+
+        Without `copies`, shared ones may only be read until `finish`.
+        """
+        if shared:
+            opened = {name: open_shared(shared[name], size) for name, size in sizes.items()}
+            return {name: file.clone() for name, file in opened.items()} if copies else opened
         files = {name: torch.empty(size, dtype=torch.uint8) for name, size in sizes.items()}
         self.transfer(files)
-        if sha256_of(files) != dict(digests):
-            raise ValueError("the SHA-256 of the received weights differs from the published one")
         return files
+
+    def finish(self) -> None:
+        """Wait until no process reads the files of the trainer any more."""
+        options = dist.BarrierOptions()
+        options.timeout = self._remaining()
+        self._group.barrier(options).wait()
 
 
 def _device(*, loopback: bool) -> dist.ProcessGroupGloo.Device:
@@ -85,16 +131,6 @@ def _device(*, loopback: bool) -> dist.ProcessGroupGloo.Device:
     if interface:
         return dist.ProcessGroupGloo.create_device(interface=interface.partition(",")[0])
     return dist.ProcessGroupGloo.create_default_device()
-
-
-def sha256_of(files: Mapping[str, Tensor]) -> dict[str, str]:
-    """Return the SHA-256 of the contents of files, uint8, by name."""
-
-    def sha256(content: Tensor) -> str:
-        return hashlib.sha256(memoryview(content.numpy())).hexdigest()
-
-    with ThreadPoolExecutor(min(_HASHING_THREADS, max(1, len(files))), "sha256") as threads:
-        return dict(zip(files, threads.map(sha256, files.values()), strict=True))
 
 
 def split_safetensors(content: Tensor) -> dict[str, Tensor]:

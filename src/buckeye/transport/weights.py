@@ -20,6 +20,7 @@ from buckeye.base import storage
 from buckeye.base.foreign_files import check_file_name
 from buckeye.base.process import RunIdentity
 from buckeye.errors import TransportError
+from buckeye.transport.weights_digest import digest_files
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +47,7 @@ class Canary:
 class WeightsManifest:
     """Content of a weights directory.
 
-    `files` maps each safetensors file to its SHA-256. `checksum` is their `combined_checksum`. If `adapter`
+    `files` maps each safetensors file to its digest. `checksum` is their `combined_checksum`. If `adapter`
     is true, the files are an adapter for the base model of the run, and `canary` is the output of the adapted
     model.
     """
@@ -62,7 +63,7 @@ class WeightsManifest:
 
 
 def combined_checksum(files: dict[str, str]) -> str:
-    """Return the SHA-256 over the lines `name:sha256`, ordered by name."""
+    """Return the SHA-256 over the lines `name:digest`, ordered by name."""
     lines = "".join(f"{name}:{digest}\n" for name, digest in sorted(files.items()))
     return hashlib.sha256(lines.encode()).hexdigest()
 
@@ -76,7 +77,7 @@ def make_manifest(
     canary: Canary | None = None,
     adapter: bool = False,
 ) -> WeightsManifest:
-    """Return the manifest of version `step`. `files` has the SHA-256 of each safetensors file."""
+    """Return the manifest of version `step`. `files` has the digest of each safetensors file."""
     return WeightsManifest(
         run_id=identity.run_id,
         attempt=identity.attempt,
@@ -102,7 +103,7 @@ def publish_weights(
 ) -> Path:
     """Publish version `step` in `root`. `fill(directory)` writes the files. Replace an existing version.
 
-    If `fill` returns the SHA-256 of each safetensors file, the files are not read.
+    If `fill` returns the digest of each safetensors file, the files are not read.
 
     Without `durable`, nothing is synced to disk. After a crash of the machine, checksums detect damaged
     files, and a resumed run publishes the version again.
@@ -110,10 +111,10 @@ def publish_weights(
 
     def fill_and_sign(directory: Path) -> None:
         digests = fill(directory)
-        with ThreadPoolExecutor(1, "sync") as disk:  # sync to disk while the hashes are computed
+        with ThreadPoolExecutor(1, "sync") as disk:  # sync to disk while the digests are computed
             flushed = disk.submit(storage.sync_tree, directory) if durable else None
             names = sorted(path.name for path in directory.glob("*.safetensors"))
-            files = _hashes(directory, names) if digests is None else dict(digests)
+            files = _digests(directory, names) if digests is None else dict(digests)
             if flushed is not None:
                 flushed.result()
         if not files:
@@ -160,14 +161,14 @@ def find_weights_manifest(directory: Path) -> WeightsManifest | None:
 
 
 def verify_weights(directory: Path) -> WeightsManifest:
-    """Check the SHA-256 of every file in a weights directory, and return the manifest.
+    """Check the digest of every file in a weights directory, and return the manifest.
 
     Raise `TransportError` if a file is missing or damaged.
     """
     manifest = read_weights_manifest(directory)
-    for name, digest in _hashes(directory, list(manifest.files)).items():
+    for name, digest in _digests(directory, list(manifest.files)).items():
         if digest != manifest.files[name]:
-            raise _damage_error(f"{directory / name} is damaged: its SHA-256 differs from the published one")
+            raise _damage_error(f"{directory / name} is damaged: its digest differs from the published one")
     return manifest
 
 
@@ -202,6 +203,5 @@ def _damage_error(message: str) -> TransportError:
     return TransportError(message, code="BK-WEIGHTS-DAMAGED", hint="publish the weights again")
 
 
-def _hashes(directory: Path, names: Sequence[str]) -> dict[str, str]:
-    """Return the SHA-256 of files in a directory, by name."""
-    return dict(zip(names, storage.sha256_files([directory / name for name in names]), strict=True))
+def _digests(directory: Path, names: Sequence[str]) -> dict[str, str]:
+    return dict(zip(names, digest_files(directory / name for name in names), strict=True))

@@ -30,18 +30,20 @@ _MIN_BYTES_PER_SECOND = 50e6
 class WeightsOffer:
     """Weights in the memory of the trainer on `host`. `sizes` are the bytes of each file.
 
-    `store` is the random name of the file in which the members of the group meet.
+    `shared` are the paths at which processes on `host` can open the files, or empty. `store` is the random
+    name of the file in which the members of the group meet.
     """
 
     manifest: WeightsManifest
     sizes: dict[str, int]
+    shared: dict[str, str]
     store: str
     host: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AcceptedGroup:
-    """Group for an offer: number of processes, and True if all are on one host."""
+    """Group for an offer: number of processes, and True if all are on the trainer's host."""
 
     size: int
     loopback: bool
@@ -57,13 +59,16 @@ def store_path(run: Path, store: str) -> Path:
     return run / BROADCAST_FOLDER / f"store_{store}"
 
 
-def offer_weights(run: Path, manifest: WeightsManifest, sizes: dict[str, int]) -> WeightsOffer:
+def offer_weights(
+    run: Path, manifest: WeightsManifest, sizes: dict[str, int], shared: dict[str, str]
+) -> WeightsOffer:
     """Offer weights, and forget earlier offers and groups."""
     folder = run / BROADCAST_FOLDER
     clear_offers(run)
     folder.mkdir(mode=0o700, exist_ok=True)
     host = socket.gethostname()
-    offer = WeightsOffer(manifest=manifest, sizes=sizes, store=secrets.token_hex(16), host=host)
+    store = secrets.token_hex(16)
+    offer = WeightsOffer(manifest=manifest, sizes=sizes, shared=shared, store=store, host=host)
     _write(_offer_path(run, offer.store), asdict(offer))
     return offer
 

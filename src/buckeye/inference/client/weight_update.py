@@ -50,6 +50,7 @@ class Broadcast:
             "seconds": broadcast_seconds(self.offer.sizes),
             "manifest": asdict(self.offer.manifest),
             "sizes": self.offer.sizes,
+            "shared": self.offer.shared if self.group.loopback else {},
         }
 
 

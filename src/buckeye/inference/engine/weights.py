@@ -218,7 +218,7 @@ class DecoderWeights:
         self._spec = spec
         self._quantization = quantization
         self._dtype = dtype
-        self._device = device
+        self.device = device
         self._shapes = tensor_shapes_of(spec)
 
     @property
@@ -234,7 +234,7 @@ class DecoderWeights:
 
     def release(self, *, keep: bool) -> None:
         """Free the memory of the weights. With `keep`, move them to main memory, for `restore`."""
-        if keep and self._device.type == "cpu":
+        if keep and self.device.type == "cpu":
             return
         if keep and self._loaded is not None:
             self._in_main_memory = moved_weights(self._loaded, torch.device("cpu"))
@@ -243,7 +243,7 @@ class DecoderWeights:
     def restore(self) -> None:
         """Move weights back that `release` has moved to main memory."""
         if self._in_main_memory is not None and self._loaded is None:
-            self._loaded = moved_weights(self._in_main_memory, self._device)
+            self._loaded = moved_weights(self._in_main_memory, self.device)
             self.moves += 1
         self._in_main_memory = None
 
@@ -278,7 +278,7 @@ class DecoderWeights:
         because rounding would remove most of a merged adapter.
         """
         large = self.num_parameters * self._dtype.itemsize > _MAX_SECOND_SET_BYTES
-        if large and self._device.type == "cpu" and not self._has_separate_adapter(checkpoint):
+        if large and self.device.type == "cpu" and not self._has_separate_adapter(checkpoint):
             return checkpoint
         # PyTorch keeps a pool of compute threads for every live thread that has computed. With a second pool,
         # the threads of the engine's pool would stop busy-waiting for work. So use a thread that ends here.
@@ -292,7 +292,7 @@ class DecoderWeights:
             base = self._loaded and (self._loaded.base or self._loaded)
             if base is None or base.directory != checkpoint.directory:
                 base = self._read(Checkpoint(checkpoint.directory))
-        return _Reader(self._spec, checkpoint, self._dtype, self._device, base).model()
+        return _Reader(self._spec, checkpoint, self._dtype, self.device, base).model()
 
     def _has_separate_adapter(self, checkpoint: Checkpoint) -> bool:
         return bool(checkpoint.low_rank) and self._dtype.itemsize < 4
@@ -315,7 +315,7 @@ class DecoderWeights:
                 raise PartialUpdateError(
                     f"only a part of the weights in {new.directory} was loaded: {error}"
                 ) from error
-        if self._device.type == "cuda" and self._loaded is not None and copy_over(self._loaded, model):
+        if self.device.type == "cuda" and self._loaded is not None and copy_over(self._loaded, model):
             self._loaded = replace(self._loaded, directory=model.directory)
             return
         self.moves += 1

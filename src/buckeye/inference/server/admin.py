@@ -46,6 +46,7 @@ from buckeye.transport.weights import (
     find_weights_manifest,
     verify_weights,
 )
+from buckeye.transport.weights_digest import digest_contents
 
 PAUSE_QUERY = {
     "mode": {"enum": list(get_args(PauseMode)), "default": "abort"},
@@ -369,15 +370,20 @@ def _receive_weights(
     try:
         group = BroadcastGroup(store, info.rank, info.size, loopback=info.loopback, seconds=info.seconds)
         fault_point("broadcast.receive")
-        files = group.receive(info.sizes, digests)
+        files = group.receive(info.sizes, info.shared, copies=weights.device.type == "cpu")
+        received = digest_contents(memoryview(file.numpy()) for file in files.values())
+        if dict(zip(files, received, strict=True)) != digests:
+            raise ValueError("their digest differs from the published one")
         tensors = [tensor for file in files.values() for tensor in split_safetensors(file).items()]
-    except (RuntimeError, ValueError, KeyError, TypeError) as error:
+        checkpoint = ReceivedCheckpoint(path, dict(tensors))
+        weights.check(checkpoint)
+        prepared = weights.prepare(checkpoint)
+        group.finish()
+    except (OSError, RuntimeError, ValueError, KeyError, TypeError) as error:
         message = f"the weights were not received: {first_line(error)}"
         raise TransportError(message, code="BK-WEIGHTS-UPDATE") from error
     fault_point("broadcast.received")
-    checkpoint = ReceivedCheckpoint(path, dict(tensors))
-    weights.check(checkpoint)
-    return weights.prepare(checkpoint), info.manifest
+    return prepared, info.manifest
 
 
 def _weights_folder(service: Service, path: str) -> Path:

@@ -51,7 +51,7 @@ class BroadcastInfo(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Place of this server in a group that receives new weights: `rank` of `size` processes.
 
     The group meets in the file `store`, on one host if `loopback`. `manifest` and `sizes` describe the files
-    that arrive within `seconds`.
+    that arrive within `seconds`, or that the trainer shares at the paths `shared`.
     """
 
     store: str
@@ -61,6 +61,7 @@ class BroadcastInfo(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     seconds: float
     manifest: WeightsManifest
     sizes: dict[str, int]
+    shared: dict[str, str]
 
 
 class UpdateInfo(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

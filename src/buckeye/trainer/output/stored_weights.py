@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import weakref
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,20 +12,23 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from buckeye.transport.broadcast_group import sha256_of
+from buckeye.transport.broadcast_group import allocate_shared
 from buckeye.transport.weights import MANIFEST
+from buckeye.transport.weights_digest import digest_contents
 
 
 class StoredWeights:
     """Contents of the files of a published version. Between versions, only values of tensors change.
 
     `files` are the contents of the safetensors files, uint8, by name. `tensors` are views of them by the name
-    in the model; a tensor with two names appears twice.
+    in the model; a tensor with two names appears twice. `shared` are the paths under which other processes of
+    this machine can open the files, by name, or empty.
     """
 
     def __init__(self) -> None:
         self.files: dict[str, Tensor] = {}
         self.tensors: dict[str, Tensor] = {}
+        self.shared: dict[str, str] = {}
         self._other: dict[str, bytes] = {}
 
     @property
@@ -31,10 +36,25 @@ class StoredWeights:
         """Number of bytes of the safetensors files."""
         return sum(file.nbytes for file in self.files.values())
 
+    def add_file(self, name: str, size: int, *, pinned: bool) -> Tensor:
+        """Allocate the content of a file, and return it."""
+        self.files[name], descriptor = allocate_shared(size)
+        if descriptor is not None:
+            self.shared[name] = f"/proc/{os.getpid()}/fd/{descriptor}"
+            weakref.finalize(self, os.close, descriptor)
+        if pinned:  # without the lock, copies from the GPU only take longer
+            torch.cuda.cudart().cudaHostRegister(self.files[name].data_ptr(), size, 0)
+        return self.files[name]
+
+    def digests(self) -> dict[str, str]:
+        """Return the digests of the safetensors files, by name."""
+        contents = (memoryview(file.numpy()) for file in self.files.values())
+        return dict(zip(self.files, digest_contents(contents), strict=True))
+
     def write(self, directory: Path, digests: Mapping[str, str] | None = None) -> Mapping[str, str]:
-        """Write all files. Return the SHA-256 of the safetensors files, which may be known as `digests`."""
-        with ThreadPoolExecutor(1, "sha256") as thread:  # computes while the files are written
-            hashed = thread.submit(sha256_of, self.files) if digests is None else None
+        """Write all files. Return the digests of the safetensors files, which may be known as `digests`."""
+        with ThreadPoolExecutor(1, "digest") as thread:  # computes while the files are written
+            hashed = thread.submit(self.digests) if digests is None else None
             for name, content in self._other.items():
                 (directory / name).parent.mkdir(parents=True, exist_ok=True)
                 (directory / name).write_bytes(content)
@@ -64,9 +84,8 @@ def read_stored_weights(
             size = file.read(8)
             header = file.read(int.from_bytes(size, "little"))
         start = len(size) + len(header)
-        image = torch.empty(path.stat().st_size, dtype=torch.uint8, pin_memory=pinned)
+        image = stored.add_file(name, path.stat().st_size, pinned=pinned)
         image[:start] = torch.frombuffer(bytearray(size + header), dtype=torch.uint8)
-        stored.files[name] = image
         for key, entry in json.loads(header).items():
             if key == "__metadata__":
                 continue

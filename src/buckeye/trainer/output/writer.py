@@ -43,7 +43,6 @@ from buckeye.trainer.parallel.fsdp import gather_tensor
 from buckeye.trainer.parallel.ranks import check_shared_folder, write_on_rank_zero
 from buckeye.trainer.parallel.shards import create_checkpoint_group, is_model_sharded, save_shards
 from buckeye.transport.batches import BatchDamageError, Sample
-from buckeye.transport.broadcast_group import sha256_of
 from buckeye.transport.checkpoint import (
     find_best_checkpoint,
     list_checkpoints,
@@ -168,7 +167,7 @@ class OutputWriter:
             prune_weights(self._weights, self._identity.run_id, keep=lambda v: step - versions < v <= step)
             seconds = self._publish_seconds = time.monotonic() - began
             if stored is not None and self._broadcaster is not None:
-                self._broadcaster.choose(stored.size, seconds)
+                self._broadcaster.choose(stored, seconds)
 
         if learner.ranks.is_rank_zero:
             self._publication.start(f"the weights of step {step}", publish)
@@ -181,17 +180,17 @@ class OutputWriter:
                 directory = self._weights / f"step_{step}"
                 self._stored = read_stored_weights(directory, tensors, name, pinned=pinned)
                 if self._broadcaster is not None:
-                    self._broadcaster.choose(None if self._stored is None else self._stored.size)
+                    self._broadcaster.choose(self._stored)
         return rounding | seconds_before
 
     def _offer(
         self, step: int, stored: StoredWeights | None, facts: Mapping[str, Any]
     ) -> dict[str, str] | None:
-        """Offer a version for broadcast. Return the SHA-256 of its files, or None if it is not broadcast."""
+        """Offer a version for broadcast. Return the digests of its files, or None if it is not broadcast."""
         if stored is None or self._broadcaster is None or not self._broadcaster.is_used:
             return None
-        digests = sha256_of(stored.files)
-        self._broadcaster.offer(make_manifest(step, digests, **facts), stored.files)
+        digests = stored.digests()
+        self._broadcaster.offer(make_manifest(step, digests, **facts), stored)
         return digests
 
     def when_published(self, work: Callable[[], None]) -> None:

@@ -32,11 +32,11 @@ from vllm.lora.request import LoRARequest
 _BACKEND = "buckeye_fs"
 _MANIFEST = "manifest.json"
 _HEAD = "lm_head.weight"
-_HASHING_THREADS = 4
 _LAYER = re.compile(r"^model\.layers\.(\d+)\.")
 _UNTRAINED = re.compile(r"(^|\.)(mtp\w*|visual|vision_\w+|audio_\w+|multi_modal_projector)\.")
 _foreign_files = buckeye_vllm_imports.load("foreign_files")
 _broadcast_group = buckeye_vllm_imports.load("broadcast_group", room="transport")
+_weights_digest = buckeye_vllm_imports.load("weights_digest", room="transport")
 _PROCESS = secrets.token_hex(8)
 """Unique id of this process. A pid is not unique, because a later process may get the same number."""
 
@@ -209,9 +209,16 @@ class Reception:
                     seconds=info["seconds"],
                 )
                 digests = info["manifest"]["files"]
-                files = group.receive(info["sizes"], digests).values()
+                files = group.receive(info["sizes"], info["shared"], copies=True)
+                group.finish()
+                contents = (memoryview(file.numpy()) for file in files.values())
+                received = dict(zip(files, _weights_digest.digest_contents(contents), strict=True))
+                if received != digests:
+                    raise ValueError("the digest of the received weights differs from the published one")
                 tensors = [
-                    pair for file in files for pair in _broadcast_group.split_safetensors(file).items()
+                    pair
+                    for file in files.values()
+                    for pair in _broadcast_group.split_safetensors(file).items()
                 ]
                 result.set_result((digests, dict(tensors)))
             except Exception as error:
@@ -230,7 +237,7 @@ class Reception:
         return "" if error is None else f"{type(error).__name__}: {error}"
 
     def take(self, path: str) -> tuple[dict[str, str], dict[str, torch.Tensor]] | None:
-        """Return and forget the SHA-256 of the received files and the tensors, or None without any."""
+        """Return and forget the digests of the received files and the tensors, or None without any."""
         is_received = self.problem(path) == ""
         result, self._result = self._result, None
         return result.result() if is_received and result is not None else None
@@ -244,17 +251,16 @@ _RECEPTION = Reception()
 
 
 def _verify_files(directory: Path, share: slice) -> dict[str, str]:
-    """Verify a share of the files in a directory's manifest. Return the SHA-256 of all files.
+    """Verify a share of the files in a directory's manifest. Return the digests of all files.
 
     Raise `ValueError` if a file differs from the manifest.
     """
     published: dict[str, str] = json.loads(_foreign_files.read_regular(directory / _MANIFEST))["files"]
     names = sorted(published)[share]
     paths = [directory / _foreign_files.check_file_name(name) for name in names]
-    with ThreadPoolExecutor(_HASHING_THREADS) as threads:
-        for name, path, digest in zip(names, paths, threads.map(_sha256, paths), strict=True):
-            if digest != published[name]:
-                raise ValueError(f"{path} is damaged: its SHA-256 differs from the published one")
+    for name, path, digest in zip(names, paths, _weights_digest.digest_files(paths), strict=True):
+        if digest != published[name]:
+            raise ValueError(f"{path} is damaged: its digest differs from the published one")
     return published
 
 
@@ -264,11 +270,6 @@ def _published_checksum(directory: Path) -> str | None:
         return str(json.loads(_foreign_files.read_regular(directory / _MANIFEST))["checksum"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _combine_digests(digests: dict[str, str]) -> str:
