@@ -137,7 +137,7 @@ async def test_engine_keeps_its_weights_when_shared_memory_changes(servers, chat
 
 
 async def test_unreadable_shared_memory_is_replaced_by_files(servers, chat_model, trainer, caplog):
-    """As for an engine with other process ids."""
+    """An engine in another container has other process ids."""
     async with client_of_all(servers, chat_model) as client:
         trainer.stored.shared = dict.fromkeys(trainer.stored.shared, "/proc/self/fd/0")
         path, offer = trainer.publish(1), trainer.offer(1)

@@ -58,7 +58,7 @@ def allocate_shared(size: int) -> tuple[Tensor, int | None]:
 def open_shared(path: str, size: int) -> Tensor:
     """Return the content of a buffer of `allocate_shared`, from /proc/PID/fd/DESCRIPTOR.
 
-    Raise `OSError` or `ValueError` if there is no such buffer of `size` bytes.
+    Raise `OSError` or `ValueError` for any other file, and for a smaller buffer than `size` bytes.
     """
     if not re.fullmatch(r"/proc/\d+/fd/\d+", path) or not os.readlink(path).startswith(
         f"/memfd:{_SHARED_NAME}"
