@@ -363,7 +363,7 @@ def test_bad_weights_are_refused_and_change_nothing(http, chat_model, make_model
         file.write(b"\x01")
     foreign = publish(make_model("llama"), tmp_path, 2)
     before = http.get("/weight_info").json()
-    for path, message in ((torn, "SHA-256 differs"), (foreign, "architecture differs")):
+    for path, message in ((torn, "digest differs"), (foreign, "architecture differs")):
         post(http, "/start_weight_update")
         response = http.post("/update_weights", json={"update_info": {"path": str(path)}})
         assert response.status_code == 400

@@ -94,9 +94,13 @@ def test_only_trained_tensors_must_be_sent(worker, tmp_path, sent, is_accepted):
 
 
 def test_workers_of_a_server_verify_each_file_once(worker, tmp_path, monkeypatch):
-    hashed = []
-    sha256 = worker._sha256
-    monkeypatch.setattr(worker, "_sha256", lambda path: hashed.append(path.name) or sha256(path))
+    hashed, digest_files = [], worker._weights_digest.digest_files
+
+    def record(paths):
+        hashed.extend(path.name for path in paths)
+        return digest_files(paths)
+
+    monkeypatch.setattr(worker._weights_digest, "digest_files", record)
     files = [f"model-{number}.safetensors" for number in range(5)]
 
     def fill(directory):

@@ -55,7 +55,7 @@ def test_a_run_survives_damaged_weights(runner):
     orchestrator.send_signal(signal.SIGCONT)
     printed, _ = running.communicate()
     assert running.returncode == 0, printed
-    assert "SHA-256 differs" in (out / "logs" / "run.log").read_text()
+    assert "digest differs" in (out / "logs" / "run.log").read_text()
     assert sorted(runner.metrics("out", "trainer")) == list(range(12))
     steps = runner.metrics("out", "orchestrator")
     assert all(m["rollouts/errored"] == 0 for m in steps.values())
