@@ -3,6 +3,7 @@
 import threading
 import weakref
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -153,6 +154,25 @@ def test_files_with_other_tensors_are_not_kept(tmp_path, build_model):
     model = build_model(Qwen3Config)
     joined = {"model.embed_tokens.weight": torch.zeros(264, 32), "model.layers.weight": torch.zeros(2, 32)}
     assert read_stored_weights(model, joined, str, pinned=False) is None
+
+
+@pytest.mark.parametrize("result", ["success", "no lock"])
+def test_memory_for_weights_is_pinned_if_the_system_allows_it(monkeypatch, result):
+    """The next kernel after a failure reports it again, which must not end the trainer."""
+    pinned = []
+
+    def register(address, size, flags):
+        pinned.append((address, size, flags))
+        return result
+
+    def report(size, device):
+        raise RuntimeError
+
+    monkeypatch.setattr(torch, "zeros", report)
+    cudart = SimpleNamespace(cudaHostRegister=register, cudaError=SimpleNamespace(success="success"))
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: cudart)
+    file = StoredWeights().add_file("model.safetensors", 5000, pinned=True)
+    assert pinned == [(file.data_ptr(), 5000, 0)]
 
 
 @pytest.mark.parametrize(

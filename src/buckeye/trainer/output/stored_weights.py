@@ -7,6 +7,7 @@ import os
 import weakref
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -42,8 +43,8 @@ class StoredWeights:
         if descriptor is not None:
             self.shared[name] = f"/proc/{os.getpid()}/fd/{descriptor}"
             weakref.finalize(self, os.close, descriptor)
-        if pinned:  # without the lock, copies from the GPU only take longer
-            torch.cuda.cudart().cudaHostRegister(self.files[name].data_ptr(), size, 0)
+        if pinned:
+            _pin(self.files[name])
         return self.files[name]
 
     def digests(self) -> dict[str, str]:
@@ -61,6 +62,15 @@ class StoredWeights:
             for name, image in self.files.items():
                 (directory / name).write_bytes(memoryview(image.numpy()))
             return hashed.result() if hashed is not None else digests or {}
+
+
+def _pin(buffer: Tensor) -> None:
+    """Let a GPU copy into the buffer directly. If the system does not allow it, copies only take longer."""
+    cudart = torch.cuda.cudart()
+    result = cudart.cudaHostRegister(buffer.data_ptr(), buffer.nbytes, 0)
+    if result != cudart.cudaError.success:
+        with suppress(RuntimeError):  # CUDA reports the failure once more, to the next kernel
+            torch.zeros(1, device="cuda")
 
 
 def read_stored_weights(
