@@ -34,6 +34,7 @@ from .base import (
     AdapterError,
     Json,
     check_arguments,
+    errors_as,
     existing_file,
     failed,
     raised,
@@ -192,13 +193,9 @@ def import_function(argument: str, reference: str, *, folder: str | None) -> Cal
     root = folder or os.getcwd()
     if root not in sys.path:
         sys.path.insert(0, root)
-    try:
+    with errors_as(f"cannot import {argument} = {reference!r}"):
         module = _file_module(Path(root, module_name)) if module_name.endswith(".py") else None
         module = module or importlib.import_module(module_name)
-    except Exception as error:
-        raise AdapterError(
-            f"cannot import {argument} = {reference!r}: {type(error).__name__}: {error}"
-        ) from error
     function = getattr(module, name, None)
     if not callable(function):
         raise AdapterError(f"{argument} = {reference!r}: {module_name} has no function {name}")

@@ -7,6 +7,7 @@ import os
 import time
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -25,6 +26,17 @@ _ABANDONED_AFTER = 4  # times the deadline of a rollout, to allow for retries
 
 class AdapterError(Exception):
     """An error that the user must fix. The message has the problem and the fix."""
+
+
+@contextmanager
+def errors_as(problem: str) -> Iterator[None]:
+    """Raise AdapterError with `problem` and the error, for any other error in the block."""
+    try:
+        yield
+    except AdapterError:
+        raise
+    except Exception as error:
+        raise AdapterError(f"{problem}: {type(error).__name__}: {error}") from error
 
 
 class Adapter(Protocol):

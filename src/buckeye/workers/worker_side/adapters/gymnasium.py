@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from .base import AdapterError, Json, SeededAdapter, first_messages, suggest_name
+from .base import AdapterError, Json, SeededAdapter, errors_as, first_messages, suggest_name
 from .episodes import Step, run_episode
 
 PREFIX = "gymnasium/"
@@ -70,12 +70,8 @@ class Gymnasium(SeededAdapter):
         self._mode: Json = {}
         self._system = ""
         self._about: Callable[[Any, Any], str] | None = None
-        try:
+        with errors_as(f"cannot make {env_id} with {self._settings}"):
             env, messages = self.reset(self.first_seed)
-        except Exception as error:
-            raise AdapterError(
-                f"cannot make {env_id} with {self._settings}: {type(error).__name__}: {error}"
-            ) from error
         if "ansi" in (env.metadata.get("render_modes") or ()):
             self._mode = {"render_mode": "ansi"}
         elif len(messages[-1]["content"]) > _MAX_CHARACTERS:

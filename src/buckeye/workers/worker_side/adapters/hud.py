@@ -20,6 +20,7 @@ from .base import (
     Boundary,
     Json,
     check_arguments,
+    errors_as,
     existing_file,
     failed,
     raised,
@@ -51,10 +52,8 @@ class HUD(Adapter):
 
     def _read(self, file: Path) -> list[Any]:
         """Return the tasks of a file. Raises AdapterError for no task, or one with a container."""
-        try:
+        with errors_as(f"cannot load {file}"):
             rows = list(self._library.Taskset.from_file(file))
-        except Exception as error:
-            raise AdapterError(f"cannot load {file}: {type(error).__name__}: {error}") from error
         if not rows:
             raise AdapterError(f"{file} has no tasks: call a template, such as `tasks = [count(letter='r')]`")
         for row in (row for task in rows for row in (task, task.verifier) if row is not None):

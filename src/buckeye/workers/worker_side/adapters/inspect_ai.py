@@ -14,7 +14,7 @@ import numbers
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from .base import Adapter, AdapterError, Boundary, Json, failed, raised, scored
+from .base import Adapter, AdapterError, Boundary, Json, errors_as, failed, raised, scored
 from .model import ModelError, chat
 
 PREFIX = "inspect-ai/"
@@ -39,10 +39,8 @@ class InspectAI(Adapter):
         self._grader = _grader(args.get("grader"))
 
     def _load(self, settings: Json) -> Any:
-        try:
+        with errors_as(f"cannot load {self._env_id}"):
             tasks = _module("_eval.loader").load_tasks([self._env_id.removeprefix(PREFIX)], settings)
-        except Exception as error:
-            raise AdapterError(f"cannot load {self._env_id}: {type(error).__name__}: {error}") from error
         if len(tasks) != 1:
             raise AdapterError(f"{self._env_id} has {len(tasks)} tasks: write inspect-ai/FILE.py@NAME")
         return tasks[0]

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .agent_tasks import read_tasks
-from .base import Adapter, AdapterError, Json, check_arguments, existing_file, suggest_name
+from .base import Adapter, AdapterError, Json, check_arguments, errors_as, existing_file, suggest_name
 from .episodes import Step, run_episode
 
 PREFIX = "skyrl-gym/"
@@ -46,18 +46,9 @@ class SkyRLGym(Adapter):
         }
         config = importlib.import_module("omegaconf").OmegaConf
         self._config = config.create(args.get("env_config", {}))
-        for split in self._tasks:
-            self._check(split)
-
-    def _check(self, split: str) -> None:
-        """Raise AdapterError if the environment does not accept the first task of a split."""
-        task = self._tasks[split][0]
-        try:
-            self.make(task).close()
-        except Exception as error:
-            raise AdapterError(
-                f"{self._env_id} does not accept the task {task['id']!r}: {type(error).__name__}: {error}"
-            ) from error
+        for first, *_ in self._tasks.values():
+            with errors_as(f"{env_id} does not accept the task {first['id']!r}"):
+                self.make(first).close()
 
     def make(self, task: Json) -> Any:
         """Return a new environment for a task."""

@@ -26,10 +26,10 @@ from typing import Any
 
 from .base import (
     Adapter,
-    AdapterError,
     Boundary,
     Json,
     check_arguments,
+    errors_as,
     failed,
     first_messages,
     raised,
@@ -63,12 +63,8 @@ class VerifiersV1(Adapter):
         self._id = module.__name__
         settings = {name: value for name, value in args.items() if name not in OWN_ARGUMENTS}
         splits = {"train": settings, **({"eval": {**settings, **args["eval"]}} if "eval" in args else {})}
-        try:
+        with errors_as(f"cannot set up {env_id}"):
             self._envs = {split: self._environment(args, given) for split, given in splits.items()}
-        except AdapterError:
-            raise
-        except Exception as error:
-            raise AdapterError(f"cannot set up {env_id}: {type(error).__name__}: {error}") from error
         seats = self._trained_agents(self._envs["train"])
         self._seat = seats[trained_seat(env_id, seats, args, OPPONENTS)]
         self._limit = args.get("limit")
