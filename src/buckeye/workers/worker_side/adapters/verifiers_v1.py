@@ -20,7 +20,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -214,8 +214,11 @@ def _outcome(episode: Any, seat: str) -> Json:
     """Return the outcome of an episode: the reward of the trained agent."""
     traces = [trace for trace in episode.traces if trace.agent.name == seat]
     errors = [*episode.errors, *(error for trace in episode.traces for error in trace.errors)]
-    if not episode.ok or errors:
-        return _error_outcome(errors, episode)
+    if errors:
+        return failed(_boundary(errors[-1]), errors[-1].type, errors[-1].message)
+    if not episode.ok:
+        stops = ", ".join(str(trace.stop_condition) for trace in episode.traces) or "no episode"
+        return failed("step", "NotOk", f"verifiers reports a failed rollout: {stops}")
     if len(traces) != 1:
         return failed(
             "score",
@@ -229,14 +232,6 @@ def _outcome(episode: Any, seat: str) -> Json:
         components["judge_cost"] = sum(call.cost or 0.0 for call in calls)
     stop = "truncated" if trace.is_truncated else str(trace.stop_condition or "done")
     return scored(trace.reward, components=components, stop_reason=stop)
-
-
-def _error_outcome(errors: Sequence[Any], episode: Any) -> Json:
-    if not errors:
-        stops = ", ".join(str(trace.stop_condition) for trace in episode.traces) or "no episode"
-        return failed("step", "NotOk", f"verifiers reports a failed rollout: {stops}")
-    error = errors[-1]
-    return failed(_boundary(error), error.type, error.message)
 
 
 def _boundary(error: Any) -> Boundary:
