@@ -130,12 +130,10 @@ def generation(env_id: str, module: ModuleType) -> str:
     if runnable in supported:
         return runnable
     wanted = supported[0]
-    present = (
-        f"verifiers {_version_text(installed)} is installed" if installed else "verifiers is not installed"
-    )
+    present = f"verifiers {metadata.version('verifiers')} is" if installed else "verifiers is not"
     needs = V1_SET if wanted == "verifiers-v1" else V0_SET
     raise AdapterError(
-        f"{env_id} requires {wanted}, but {present} in {sys.executable}. Requirements: {needs}. "
+        f"{env_id} requires {wanted}, but {present} installed in {sys.executable}. Requirements: {needs}. "
         f"{_interpreter_hint(env_id)}"
     )
 
@@ -174,10 +172,6 @@ def _verifiers_version() -> tuple[int, int] | None:
         return None
 
 
-def _version_text(version: tuple[int, int]) -> str:
-    return metadata.version("verifiers") if version else ""
-
-
 def _import_problem(env_id: str, error: Exception) -> str:
     """Return the message for a failed import. Usually, the module needs the other generation of verifiers."""
     message = f"cannot import {env_id}: {type(error).__name__}: {error}"
@@ -186,6 +180,6 @@ def _import_problem(env_id: str, error: Exception) -> str:
         return message
     other = V0_SET if installed >= (0, 4) else V1_SET
     return (
-        f"{message}. verifiers {_version_text(installed)} is installed in {sys.executable}; it may require: "
-        f"{other}. {_interpreter_hint(env_id)}"
+        f"{message}. verifiers {metadata.version('verifiers')} is installed in {sys.executable}; it may "
+        f"require: {other}. {_interpreter_hint(env_id)}"
     )
