@@ -110,11 +110,9 @@ def _build_in_process(env_id: str, args: Mapping[str, Any]) -> Environment | Non
     if loader is None:
         return None
     environment = build_environment(env_id, loader, args)
-    return (
-        None
-        if missing_members(environment) and "verifiers" in sys.modules
-        else check_environment(env_id, environment)
-    )
+    if missing_members(environment) and "verifiers" in sys.modules:
+        return None
+    return check_environment(env_id, environment)
 
 
 def _open_worker(env_id: str, args: Mapping[str, Any], settings: WorkerSettings) -> Environment:
