@@ -93,10 +93,7 @@ def _figures(
 
 def _ks(rollouts_per_task: int) -> list[int]:
     """Return 1, 2, 4, ... up to the number of rollouts per task, and the number itself."""
-    return sorted(
-        {2**power for power in range(rollouts_per_task.bit_length()) if 2**power <= rollouts_per_task}
-        | {rollouts_per_task}
-    )
+    return sorted({2**power for power in range(rollouts_per_task.bit_length())} | {rollouts_per_task})
 
 
 def _numbers(row: EvalRow) -> dict[str, float]:
