@@ -117,6 +117,7 @@ async def check_answers_rewarded(
         return CheckResult(name, "not run", NO_ANSWERS)
     if getattr(runner.environment, "has_own_scale", False):
         return await check_answer_order(name, runner, samples, formats)
+    forms = list(dict.fromkeys([*formats, *USUAL_FORMATS]))
     best = await _best_rewards(runner, answers, formats)
     low = [index for index, reward in enumerate(best) if reward is not None and not _is_rewarded(reward)]
     usual = await _best_rewards(runner, [answers[index] for index in low], USUAL_FORMATS)
@@ -132,9 +133,8 @@ async def check_answers_rewarded(
         return out_of_time_result(name)
     if not failing:
         detail = f"{counted(tested, 'answer')} with a reward of at least {MIN_ANSWER_REWARD:g}"
-        faults = [
-            await find(runner, answers, best, formats) for find in (_both_rewarded, _first_letter_rewarded)
-        ]
+        rewarded = _rewarded_tasks(answers, best)
+        faults = [await find(runner, rewarded, forms) for find in (_both_rewarded, _first_letter_rewarded)]
         return CheckResult(name, "warning" if any(faults) else "pass", "".join([detail, *faults]))
     split, task, answer, highest = failing[0]
     if len(failing) == tested and not any(written_answers(task) for _, task, _, _ in failing):
@@ -144,7 +144,6 @@ async def check_answers_rewarded(
             f"answers are not text in the dataset, and the text {answer!r} has reward {highest:g}; add a "
             "probe with a right reply",
         )
-    forms = dict.fromkeys([*formats, *USUAL_FORMATS])
     shown = ", ".join(["bare", *(f.replace(ANSWER, "…") for f in forms if f is not None)])
     return CheckResult(
         name,
@@ -156,19 +155,14 @@ async def check_answers_rewarded(
 
 
 async def _both_rewarded(
-    runner: ScriptedRunner,
-    answers: Sequence[tuple[str, Task, str]],
-    best: Sequence[float | None],
-    formats: Sequence[str | None],
+    runner: ScriptedRunner, tasks: Sequence[tuple[Task, str, float]], forms: Sequence[str | None]
 ) -> str:
     """Return an addition to the detail if replies with the answers of two tasks are rewarded for both."""
-    tasks = _rewarded_tasks(answers, best)
     pairs = [
         (one, other)
         for one, other in zip(tasks[::2], tasks[1::2], strict=False)
         if not set(accepted_answers(one[0])) & set(accepted_answers(other[0]))
     ]
-    forms = dict.fromkeys([*formats, *USUAL_FORMATS])
     found = list[str]()
     for one, other in pairs:
         replies = [apply_format(form, f"{one[1]} or {other[1]}") for form in forms]
@@ -191,22 +185,17 @@ def _rewarded_tasks(
 
 
 async def _first_letter_rewarded(
-    runner: ScriptedRunner,
-    answers: Sequence[tuple[str, Task, str]],
-    best: Sequence[float | None],
-    formats: Sequence[str | None],
+    runner: ScriptedRunner, tasks: Sequence[tuple[Task, str, float]], forms: Sequence[str | None]
 ) -> str:
     """Return an addition to the detail if the first letter of an answer is rewarded like the answer.
 
     The letter must also begin another answer, so that it does not name the answer, and the next letter in the
     alphabet must not be rewarded.
     """
-    tasks = _rewarded_tasks(answers, best)
     initials = Counter(answer[0].lower() for answer in {answer for _, answer, _ in tasks if answer})
     tasks = [
         one for one in tasks if len(one[1]) > 2 and one[1][0].isalpha() and initials[one[1][0].lower()] > 1
     ]
-    forms = dict.fromkeys([*formats, *USUAL_FORMATS])
     replies = [
         (task, apply_format(form, letter))
         for task, answer, _ in tasks
