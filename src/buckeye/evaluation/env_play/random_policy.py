@@ -90,10 +90,6 @@ def random_value(schema: Any, root: Schema, rng: random.Random, words: Sequence[
         shortest = int(schema.get("minItems") or 0)
         size = rng.randint(shortest, max(shortest, min(int(schema.get("maxItems") or 2), 2)))
         return [random_value(schema.get("items"), root, rng, words, depth + 1) for _ in range(size)]
-    return _simple(kind, schema, rng, words)
-
-
-def _simple(kind: Any, schema: Schema, rng: random.Random, words: Sequence[str]) -> Any:
     if kind in ("integer", "number"):
         read = [int(word) for word in words if re.fullmatch(r"-?\d{1,9}", word)]
         return _number(kind, schema, rng, read)
