@@ -23,6 +23,7 @@ from buckeye.mcp.config import load_gym_config
 from buckeye.mcp.tasks.lock_file import ToolEntry
 from buckeye.setup.init import prepare_config, trial_server
 from buckeye.setup.init.generate import EnvironmentName, generate_config
+from buckeye.setup.init.tool_choice import plan_actions
 from buckeye.setup.recipe.flags import TrainFlags
 
 SERVER = Path(__file__).with_name("tool_server.py")
@@ -91,7 +92,8 @@ def entries(*tools):
 
 def generated(tmp_path, *tools, **more):
     """Return the text for these tools, and the configuration loaded from it."""
-    made = generate_config(EnvironmentName(name="my-env", image="my-env:latest"), entries(*tools), **more)
+    plan = plan_actions(entries(*tools), **more)
+    made = generate_config(EnvironmentName(name="my-env", image="my-env:latest"), plan)
     (tmp_path / "c.yaml").write_text(made.text, encoding="utf-8")
     return made, load_gym_config(tmp_path / "c.yaml")
 
@@ -258,13 +260,13 @@ def test_common_path_argument_is_bound_if_its_value_is_known(tmp_path):
         tool("say", "", ["session_id", "words"], **session, words=text()),
         tool("wait", "", ["session_id"], **session),
     ]
-    made, config = generated(tmp_path, *tools, context_values={"session_id": "s-1"})
+    made, config = generated(tmp_path, *tools, values={"session_id": "s-1"})
     assert "session_id" not in config.system_prompt
     assert bound(config, 'say("hello")') == {"session_id": "s-1", "words": "hello"}
     assert bound(config, "wait()") == {"session_id": "s-1"}
     made, config = generated(tmp_path, *tools)
     assert bound(config, 'wait("s-2")') == {"session_id": "s-2"}
-    assert made.decisions == ()
+    assert made.plan.flagged == ()
 
 
 def test_common_path_argument_gets_its_value_from_tasks(init, tmp_path):

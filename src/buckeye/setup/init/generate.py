@@ -6,8 +6,8 @@ import json
 import re
 import textwrap
 import unicodedata
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from buckeye.mcp.actions.action_schema import DONE
@@ -21,8 +21,7 @@ from buckeye.mcp.actions.schema_text import (
     sanitize_text,
 )
 from buckeye.mcp.config import DefaultsConfig, ParserConfig, WeightsConfig
-from buckeye.mcp.tasks.lock_file import ToolEntry
-from buckeye.setup.init.tool_choice import ActionPlan, Parameter, PlannedAction, plan_actions
+from buckeye.setup.init.tool_choice import ActionPlan, Parameter, PlannedAction
 
 CHECK = "CHECK"
 """Mark of a comment that requires a decision by a person."""
@@ -43,52 +42,25 @@ class EnvironmentName:
 
 @dataclass(frozen=True, slots=True)
 class GeneratedConfig:
-    """A generated configuration.
-
-    `decisions` are its comments that require a decision by a person. `notes` list the tools left out.
-    """
+    """A generated configuration. `notes` list the tools left out."""
 
     text: str
     plan: ActionPlan
-    decisions: tuple[str, ...]
     notes: tuple[str, ...]
-
-
-@dataclass(slots=True)
-class _Remarks:
-    decisions: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
 
 
 def generate_config(
     environment: EnvironmentName,
-    tools: Sequence[ToolEntry],
+    plan: ActionPlan,
     *,
-    setup_tools: Collection[str] = (),
-    grading_tools: Collection[str] = (),
-    context_values: Mapping[str, Any] | None = None,
-    requested: Sequence[str] = (),
     server: Mapping[str, Any] | None = None,
     files: str | None = None,
-    workdir_path: str | None = None,
 ) -> GeneratedConfig:
-    """Return the configuration, with its YAML text, for these tools.
+    """Return the configuration, with its YAML text, for the actions of a plan.
 
-    `setup_tools` and `grading_tools` name the tools that tasks use for setup and grading. `requested` names
-    the tools that the user requested. `context_values` maps names of arguments that all tools have to
-    values. `server` is the server in the form of a task's `mcp_config`. `files` is a folder that is
-    copied for every rollout. If the command line names a single path, `workdir_path` is its path in the copy.
+    `server` is the server in the form of a task's `mcp_config`. `files` is a folder that is copied for every
+    rollout.
     """
-    plan = plan_actions(
-        tools,
-        setup_tools=setup_tools,
-        grading_tools=grading_tools,
-        requested=requested,
-        private=files is not None,
-        values=context_values or {},
-        workdir_path=workdir_path,
-    )
-    remarks = _Remarks()
     body = [
         *_job_lines(environment, server),
         "",
@@ -99,7 +71,7 @@ def generate_config(
         *_parser_lines(),
         "",
         "action_mappings:",
-        *_mappings_lines(plan, remarks),
+        *_mappings_lines(plan),
         "",
         "rubric:",
         "  weights:",
@@ -110,10 +82,11 @@ def generate_config(
     ]
     name = sanitize_text(environment.name)
     head = [f"# Actions and rewards of a model in {name}. Written by `buckeye rl init`."]
-    if remarks.decisions:
+    if plan.flagged:
         head.append(f"# Decide about the actions marked {CHECK}.")
     text = "\n".join([*head, *body]) + "\n"
-    return GeneratedConfig(text, plan, tuple(remarks.decisions), tuple(remarks.notes))
+    notes = (f"{sanitize_text(tool)} is left out: {reason}" for tool, reason in plan.left_out.items())
+    return GeneratedConfig(text, plan, tuple(notes))
 
 
 def quoted(text: str) -> str:
@@ -207,7 +180,7 @@ def _shorten(text: str, kind: str) -> str:
     return text if len(text) <= max_length else text[:max_length].rstrip() + "…"
 
 
-def _mappings_lines(plan: ActionPlan, remarks: _Remarks) -> Iterator[str]:
+def _mappings_lines(plan: ActionPlan) -> Iterator[str]:
     for action in plan.actions:
         if action.dropped:
             yield from _comment_lines(f"Not supported: {', '.join(map(sanitize_text, action.dropped))}.")
@@ -218,15 +191,12 @@ def _mappings_lines(plan: ActionPlan, remarks: _Remarks) -> Iterator[str]:
         yield ""
         yield from _comment_lines(
             f"{CHECK} {flagged.action.name}: {flagged.reason}. Not mapped. To let the model call it, "
-            "uncomment the mapping below, and add this line to system_prompt:",
-            remarks,
+            "uncomment the mapping below, and add this line to system_prompt:"
         )
         description = _shorten(flagged.action.tool.description, "tool")
         yield f"  #   - {_signature(flagged.action, plan)}" + (f": {description}" if description else "")
         for line in _mapping_lines(flagged.action, plan):
             yield f"  # {line[2:]}"
-    for tool, reason in plan.left_out.items():
-        remarks.notes.append(f"{sanitize_text(tool)} is left out: {reason}")
 
 
 def _mapping_lines(action: PlannedAction, plan: ActionPlan) -> Iterator[str]:
@@ -244,9 +214,7 @@ def _mapping_lines(action: PlannedAction, plan: ActionPlan) -> Iterator[str]:
             yield f"      from_arg: {quoted(parameter.argument_name)}"
 
 
-def _comment_lines(text: str, remarks: _Remarks | None = None) -> Iterator[str]:
-    if remarks is not None:
-        remarks.decisions.append(text.removeprefix(f"{CHECK} "))
+def _comment_lines(text: str) -> Iterator[str]:
     for line in textwrap.wrap(text, _COMMENT_WIDTH, break_long_words=False, break_on_hyphens=False):
         yield f"  # {line}"
 

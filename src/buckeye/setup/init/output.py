@@ -20,10 +20,8 @@ def summary_text(generated: GeneratedConfig, path: Path, files: Path | None) -> 
     if plan.flagged:
         lines.append(f"not mapped, check: {', '.join(flagged.action.name for flagged in plan.flagged)}")
     lines += [f"note: {note}" for note in generated.notes]
-    if generated.decisions:
-        lines.append(
-            f"{counted(len(generated.decisions), 'decision')} for you: the lines marked CHECK in the file"
-        )
+    if plan.flagged:
+        lines.append(f"{counted(len(plan.flagged), 'decision')} for you: the lines marked CHECK in the file")
     return "\n".join(lines)
 
 

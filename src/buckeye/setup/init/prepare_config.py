@@ -25,7 +25,7 @@ from buckeye.setup.init.environment_source import (
     with_task_servers,
 )
 from buckeye.setup.init.generate import GeneratedConfig, generate_config
-from buckeye.setup.init.tool_choice import choose_tools
+from buckeye.setup.init.tool_choice import choose_tools, plan_actions
 from buckeye.setup.init.trial import TrialResult, try_actions
 from buckeye.setup.init.trial_server import timed_tools, with_copies
 
@@ -147,19 +147,18 @@ def _generate(
     requested: Sequence[str],
 ) -> GeneratedConfig:
     calls = [call for task in tasks for call in (*task.setup_tool, *task.evaluate_tool)]
-    generated = generate_config(
-        source.environment,
+    plan = plan_actions(
         tools,
         setup_tools={call.name for task in tasks for call in task.setup_tool},
         grading_tools={call.name for task in tasks for call in task.evaluate_tool},
-        context_values=_constants([call.arguments for call in calls]),
         requested=requested,
-        server=source.task_server.model_dump(exclude_defaults=True)
-        if source.task_server is not None
-        else None,
-        files=files.name if files is not None else None,
+        private=files is not None,
+        values=_constants([call.arguments for call in calls]),
         workdir_path=f"{WORKDIR}/{next(iter(source.paths))}" if len(source.paths) == 1 else None,
     )
+    server = source.task_server.model_dump(exclude_defaults=True) if source.task_server is not None else None
+    folder = files.name if files is not None else None
+    generated = generate_config(source.environment, plan, server=server, files=folder)
     return replace(generated, notes=(*source.notes, *generated.notes))
 
 

@@ -133,15 +133,16 @@ def plan_actions(
     grading_tools: Collection[str] = (),
     requested: Sequence[str] = (),
     private: bool = False,
-    values: Mapping[str, str | int],
-    workdir_path: str | None,
+    values: Mapping[str, str | int] | None = None,
+    workdir_path: str | None = None,
 ) -> ActionPlan:
     """Return the plan for these tools.
 
     Tasks use the tools `setup_tools` for setup and `grading_tools` for grading. `requested` has names or
     patterns of tools that the user requested; these tools are never flagged. Destructive tools are not
     flagged if the files are `private` to a rollout. An argument is constant if every action requires it and
-    its name denotes a location. Its constant value is in `values`, or is `workdir_path`.
+    its name denotes a location. Its constant value is in `values`, which maps names of arguments to values,
+    or is `workdir_path`: if the command line names a single path, its path in the copy for a rollout.
     """
     actions: list[PlannedAction] = []
     flagged: list[FlaggedAction] = []
@@ -164,7 +165,7 @@ def plan_actions(
         else:
             actions.append(action)
     return ActionPlan(
-        tuple(actions), tuple(flagged), _common_arguments(actions, values, workdir_path), left_out
+        tuple(actions), tuple(flagged), _common_arguments(actions, values or {}, workdir_path), left_out
     )
 
 
