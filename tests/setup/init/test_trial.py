@@ -160,9 +160,9 @@ def test_named_paths_finds_files_in_a_command(tmp_path, monkeypatch, command, wo
     (tmp_path / "bin").mkdir()
     for name in ("x.db", "serve.py", "bin/serve"):
         (tmp_path / name).touch()
-    found = named_paths(command.format(p=tmp_path).split())
-    assert " ".join(found.argv) == wording
-    assert {name: str(path.relative_to(tmp_path)) for name, path in found.paths.items()} == wording
+    argv, paths = named_paths(command.format(p=tmp_path).split())
+    assert " ".join(argv) == wording
+    assert {name: str(path.relative_to(tmp_path)) for name, path in paths.items()} == wording
 
 
 @pytest.mark.parametrize(
@@ -295,4 +295,4 @@ def test_tools_without_read_only_hint_are_held_back_for_an_uncopied_url(place, w
 def test_named_paths_ignores_devices_and_pipes(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     for path in ("/dev/zero", "/dev/urandom", str(tmp_path / "pipe")):
-        assert named_paths(["server", f"--log={path}"]).paths == {}
+        assert named_paths(["server", f"--log={path}"])[1] == {}

@@ -155,10 +155,10 @@ def _command_source(command: str) -> EnvironmentSource:
     if not argv:
         hint = "Write the program and its arguments"
         raise UsageError("--command is empty", code="BK-CLI-MISSING", hint=hint)
-    named = named_paths(argv)
-    rest = named.argv[1:] if named.argv[0] == "env" and len(named.argv) > 1 else named.argv
+    words, paths = named_paths(argv)
+    rest = words[1:] if words[0] == "env" and len(words) > 1 else words
     assignments = list(takewhile(_VARIABLE.fullmatch, rest[:-1]))
-    program, *arguments = rest[len(assignments) :] if assignments else named.argv
+    program, *arguments = rest[len(assignments) :] if assignments else words
     env = dict(assignment.split("=", 1) for assignment in assignments)
     if keys := [name for name, value in env.items() if is_plaintext_key(name, value)]:
         raise UsageError(
@@ -171,7 +171,7 @@ def _command_source(command: str) -> EnvironmentSource:
     return replace(
         server_source(server.model_copy(update={"env": env})),
         environment=_environment_name(_command_name(argv)),
-        paths=named.paths,
+        paths=paths,
     )
 
 

@@ -78,19 +78,11 @@ def _is_launcher(arg: str) -> bool:
     return name in _LAUNCHERS or _PYTHON.fullmatch(name) is not None
 
 
-@dataclass(frozen=True, slots=True)
-class PortableCommand:
-    """A command line, in which paths in the folder `{workdir}` replace the user's paths.
+def named_paths(argv: Sequence[str]) -> tuple[list[str], dict[str, Path]]:
+    """Replace folders and files in the arguments of a command by paths in `{workdir}`.
 
-    `paths` maps names in `{workdir}` to the user's paths.
+    Also return the user's paths, by their names in `{workdir}`.
     """
-
-    argv: tuple[str, ...]
-    paths: dict[str, Path]
-
-
-def named_paths(argv: Sequence[str]) -> PortableCommand:
-    """Replace folders and files in the arguments of a command by paths in `{workdir}`."""
     program, portable_argv, paths = program_index(argv), list(argv), dict[str, Path]()
     is_container = Path(argv[0]).name in ("docker", "podman")
     for index, arg in enumerate(argv):
@@ -101,7 +93,7 @@ def named_paths(argv: Sequence[str]) -> PortableCommand:
         if parts is not None:
             before, path, after = parts
             portable_argv[index] = before + _workdir_path(path, paths) + after
-    return PortableCommand(tuple(portable_argv), paths)
+    return portable_argv, paths
 
 
 def _split_path(arg: str, *, follows_flag: bool, is_container: bool) -> tuple[str, Path, str] | None:
