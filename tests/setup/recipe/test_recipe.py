@@ -40,7 +40,7 @@ def model(parameters=600_000_000, positions=4096):
 
 def environment(train, held_out=(), gym=GYM):
     file = Path("configs/e.yaml")
-    return describe_mcp(gym, train, held_out, file=file, dataset="tasks.json", name="e")
+    return describe_mcp(gym, train, held_out, file=file, dataset="tasks.json")
 
 
 def sizes_of(train, gym, facts, **options):

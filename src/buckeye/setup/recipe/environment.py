@@ -13,7 +13,7 @@ from buckeye.config.config_files import load_json
 from buckeye.dataset.environment import NAME as DATASET
 from buckeye.dataset.environment import make_environment
 from buckeye.dataset.prompts import read_prompts
-from buckeye.envs.base import TRAIN, Environment, Message, split_names, tasks_of
+from buckeye.envs.base import TRAIN, Message, split_names, tasks_of
 from buckeye.envs.registry import CALLER, LIBRARIES
 from buckeye.envs.settings import WorkerSettings, read_placement
 from buckeye.errors import UsageError
@@ -81,20 +81,14 @@ def mcp_environment(file: Path, dataset: str) -> RunEnvironment:
         )
     check_task_graders(tasks + held_out, gym, file, [dataset])
     McpEnvironment(gym, {"train": tasks, "eval": held_out})
-    name = str(gym.job.metadata.get("environment") or gym.job.name or file.stem)
-    return describe_mcp(gym, tasks, held_out, file=file, dataset=dataset, name=name)
+    return describe_mcp(gym, tasks, held_out, file=file, dataset=dataset)
 
 
 def describe_mcp(
-    gym: GymConfig,
-    tasks: Sequence[McpTask],
-    held_out: Sequence[McpTask],
-    *,
-    file: Path,
-    dataset: str,
-    name: str,
+    gym: GymConfig, tasks: Sequence[McpTask], held_out: Sequence[McpTask], *, file: Path, dataset: str
 ) -> RunEnvironment:
     """Return the description of an MCP environment."""
+    name = str(gym.job.metadata.get("environment") or gym.job.name or file.stem)
     turns = gym.defaults.max_turns
     return RunEnvironment(
         id=MCP,
@@ -162,37 +156,31 @@ def loaded_environment(text: str) -> RunEnvironment:
     )
     environment = open_environment(env_id, args, settings)
     try:
-        return _describe_loaded(environment, text, env_id, args)
+        splits = split_names(environment)
+        tasks = tasks_of(environment, TRAIN) if TRAIN in splits else ()
+        if not len(tasks):
+            hint = f"Its splits are {', '.join(splits)}; add tasks to the split {TRAIN}"
+            raise UsageError(f"{env_id} has no tasks to train on", code="BK-ENV-TASKS", hint=hint)
+        turns = getattr(environment, "turns", None)
+        held_out = len(tasks_of(environment, _EVAL)) if _EVAL in splits else 0
+        count = len(tasks) if turns == 1 else min(_SAMPLE, len(tasks))  # one turn leaves no other room
+        sample = [tasks[index] for index in range(count)]
+        return RunEnvironment(
+            id=env_id,
+            args=args,
+            name=default_environment_name(env_id),
+            folder=default_environment_name(env_id),
+            about=text,
+            dataset="",
+            tasks=len(tasks),
+            held_out=held_out,
+            prompts=[_text_of(task.messages) for task in sample],
+            reply_tokens=_ANSWER_TOKENS,
+            turns=turns,
+        )
     finally:
         if isinstance(environment, WorkerEnvironment):  # the run starts its own workers
             asyncio.run(environment.close())
-
-
-def _describe_loaded(
-    environment: Environment, text: str, env_id: str, args: Mapping[str, Any]
-) -> RunEnvironment:
-    splits = split_names(environment)
-    tasks = tasks_of(environment, TRAIN) if TRAIN in splits else ()
-    if not len(tasks):
-        hint = f"Its splits are {', '.join(splits)}; add tasks to the split {TRAIN}"
-        raise UsageError(f"{env_id} has no tasks to train on", code="BK-ENV-TASKS", hint=hint)
-    turns = getattr(environment, "turns", None)
-    held_out = len(tasks_of(environment, _EVAL)) if _EVAL in splits else 0
-    count = len(tasks) if turns == 1 else min(_SAMPLE, len(tasks))  # one turn leaves no other room
-    sample = [tasks[index] for index in range(count)]
-    return RunEnvironment(
-        id=env_id,
-        args=args,
-        name=default_environment_name(env_id),
-        folder=default_environment_name(env_id),
-        about=text,
-        dataset="",
-        tasks=len(tasks),
-        held_out=held_out,
-        prompts=[_text_of(task.messages) for task in sample],
-        reply_tokens=_ANSWER_TOKENS,
-        turns=turns,
-    )
 
 
 def parse_environment(text: str) -> tuple[str, dict[str, Any]]:
