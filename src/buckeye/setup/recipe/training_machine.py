@@ -167,7 +167,10 @@ def plan_gpus(gpus: GpuSpec, parameters: int) -> GpuLayout:
     """
     memory = gpus.memory_gb * 1e9
     if gpus.count == 1:
-        return _plan_one_gpu(parameters, memory, gpus)
+        if _SERVED_BYTES * parameters > _SHARED_ROOM * memory:
+            raise _too_large_error(parameters, gpus, 1)
+        full = _trained_bytes(parameters, lora=False) <= (1 - _SHARED_ROOM) * _TRAINER_ROOM * memory
+        return GpuLayout(inference=(0,), trainer=(0,), lora=not full)
     min_gpus = math.ceil(_SERVED_BYTES * parameters / (_ENGINE_ROOM * memory))
     tp = 1 << max(0, min_gpus - 1).bit_length()  # attention heads can be divided among 1, 2, 4 or 8 GPUs
     for lora in (False, True):
@@ -179,13 +182,6 @@ def plan_gpus(gpus: GpuSpec, parameters: int) -> GpuLayout:
                 inference=tuple(range(sample)), trainer=tuple(range(sample, gpus.count)), tp=tp, lora=lora
             )
     raise _too_large_error(parameters, gpus, tp)
-
-
-def _plan_one_gpu(parameters: int, memory: float, gpus: GpuSpec) -> GpuLayout:
-    if _SERVED_BYTES * parameters > _SHARED_ROOM * memory:
-        raise _too_large_error(parameters, gpus, 1)
-    full = _trained_bytes(parameters, lora=False) <= (1 - _SHARED_ROOM) * _TRAINER_ROOM * memory
-    return GpuLayout(inference=(0,), trainer=(0,), lora=not full)
 
 
 def _trained_bytes(parameters: int, *, lora: bool) -> int:
