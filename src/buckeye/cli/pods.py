@@ -67,13 +67,13 @@ def offers(
     """List the machines for rent, the cheapest first. Rents nothing."""
     request = RemoteRequest(gpus=parse_gpu_spec(gpus), max_price=max_price, region=tuple(region or ()))
     with PrimeProvider(prime_account()) as provider:
-        matches = find_offers(provider, request, disk_gb=disk_gb)
+        matches, left_out = find_offers(provider, request, disk_gb=disk_gb)
     if as_json:
-        typer.echo(json.dumps([dataclasses.asdict(offer) for offer in matches.offers]))
+        typer.echo(json.dumps([dataclasses.asdict(offer) for offer in matches]))
         return
-    typer.echo(offer_table(matches.offers, limit=len(matches.offers)))
-    if matches.left_out:
-        typer.echo(f"Left out: {left_out_text(matches.left_out)}", err=True)
+    typer.echo(offer_table(matches, limit=len(matches)))
+    if left_out:
+        typer.echo(f"Left out: {left_out_text(left_out)}", err=True)
 
 
 def attach(

@@ -58,16 +58,16 @@ def _machine_text(project: Project, request: RemoteRequest) -> str:
         return f"would be used: {', '.join(request.host)}; nothing is rented"
     needed = project.disk_gb if request.disk_gb is None else request.disk_gb
     with PrimeProvider(prime_account()) as provider:
-        fitting = find_offers(provider, request, disk_gb=needed)
-    first = fitting.offers[0]
+        offers, left_out = find_offers(provider, request, disk_gb=needed)
+    first = offers[0]
     hours = "" if request.max_hours is None else f", for at most {counted(request.max_hours, 'hour')}"
     lines = [
-        offer_table(fitting.offers),
+        offer_table(offers),
         f"would be ordered now: {first.gpus} from {first.cloud} with {needed} GB of disk, "
         f"{price_text(first)}{hours}",
     ]
-    if fitting.left_out:
-        lines.append(f"left out: {left_out_text(fitting.left_out)}")
+    if left_out:
+        lines.append(f"left out: {left_out_text(left_out)}")
     return "\n".join(lines)
 
 

@@ -96,10 +96,10 @@ def end_open_pod(
     """
     if not pod.may_cost:
         return ledger.end(pod.entry, outcome=pod.state)
-    ended = end_pod(provider, ledger, pod.entry, outcome=outcome, tell=tell)
-    if ended.interrupted:
+    entry, is_interrupted = end_pod(provider, ledger, pod.entry, outcome=outcome, tell=tell)
+    if is_interrupted:
         raise KeyboardInterrupt
-    return ended.entry
+    return entry
 
 
 def _seen(provider: PrimeProvider, ledger: Ledger, entry: PodEntry, there: Sequence[Pod]) -> OpenPod:

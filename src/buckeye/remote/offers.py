@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from buckeye.base.columns import align_columns, counted
 from buckeye.errors import RemoteError, UsageError
@@ -14,16 +13,10 @@ from buckeye.remote.base import Offer, RemoteRequest
 from buckeye.remote.providers.prime import PrimeProvider
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FittingOffers:
-    """The offers that fit a request, cheapest first, and the number of other offers by reason."""
-
-    offers: tuple[Offer, ...]
-    left_out: Counter[str]
-
-
-def find_offers(provider: PrimeProvider, request: RemoteRequest, *, disk_gb: int) -> FittingOffers:
-    """Return the current offers of the provider that fit the request.
+def find_offers(
+    provider: PrimeProvider, request: RemoteRequest, *, disk_gb: int
+) -> tuple[list[Offer], Counter[str]]:
+    """Return the offers that fit the request, cheapest first, and the number of other offers by reason.
 
     Raises RemoteError, with the reasons, if no offer fits.
     """
@@ -40,7 +33,7 @@ def find_offers(provider: PrimeProvider, request: RemoteRequest, *, disk_gb: int
     left_out = Counter(reason for reason in reasons.values() if reason is not None)
     if not fitting:
         raise RemoteError(_nothing_fits(provider, gpus, request, offers, left_out), code="BK-OFFER-NONE")
-    return FittingOffers(offers=tuple(sorted(fitting, key=_order)), left_out=left_out)
+    return sorted(fitting, key=_order), left_out
 
 
 def confirm_price(offer: Offer) -> bool:

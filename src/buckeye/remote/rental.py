@@ -217,11 +217,11 @@ class _Rental:
                 raise
 
     def _offers(self) -> Sequence[Offer]:
-        fitting = find_offers(self.provider, self.request, disk_gb=self.disk_gb)
-        self.tell(offer_table(fitting.offers))
-        if fitting.left_out:
-            self.tell(f"Left out: {left_out_text(fitting.left_out)}")
-        return fitting.offers
+        offers, left_out = find_offers(self.provider, self.request, disk_gb=self.disk_gb)
+        self.tell(offer_table(offers))
+        if left_out:
+            self.tell(f"Left out: {left_out_text(left_out)}")
+        return offers
 
     def _ask(self, offer: Offer) -> None:
         """Ask the user to confirm the price, unless the user has confirmed an equal or higher price.
@@ -350,10 +350,11 @@ class _Rental:
 
     def _end(self, entry: PodEntry, outcome: str) -> None:
         """End the pod. If Ctrl-C was pressed, raise KeyboardInterrupt after the pod has ended."""
-        ended = end_pod(self.provider, self.ledger, entry, outcome=outcome, tell=self.tell)
-        self.entry = ended.entry
-        self.tell(f"{cost_text(ended.entry, time.time())}. The pod is gone.")
-        if ended.interrupted:
+        self.entry, is_interrupted = end_pod(
+            self.provider, self.ledger, entry, outcome=outcome, tell=self.tell
+        )
+        self.tell(f"{cost_text(self.entry, time.time())}. The pod is gone.")
+        if is_interrupted:
             raise KeyboardInterrupt
 
 

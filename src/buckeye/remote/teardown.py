@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from types import FrameType
 
 from buckeye.errors import RemoteError
@@ -19,14 +18,6 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0
 _CHECKS_WITHOUT_ID = 4  # number of checks after an interrupted order, which may still create its pod
 
 
-@dataclass(frozen=True, slots=True)
-class EndedPod:
-    """The record of an ended pod. `interrupted` is True if Ctrl-C was pressed during the wait for the end."""
-
-    entry: PodEntry
-    interrupted: bool
-
-
 def end_pod(
     provider: PrimeProvider,
     ledger: Ledger,
@@ -34,10 +25,11 @@ def end_pod(
     *,
     outcome: str,
     tell: Callable[[str], None],
-) -> EndedPod:
+) -> tuple[PodEntry, bool]:
     """End every pod with the name of the entry, wait until the provider lists none, and record the end.
 
-    The first Ctrl-C only shows a warning. The next one stops the wait. Raises RemoteError if the end is not
+    Return the record, and True if Ctrl-C was pressed during the wait. The first Ctrl-C only shows a warning.
+    The next one stops the wait. Raises RemoteError if the end is not
     confirmed after ten minutes, or if a retry cannot help. The message has the possible cost and the command
     to end the pod.
     """
@@ -45,7 +37,7 @@ def end_pod(
     while True:
         try:
             _end_all(provider, entry, tell)
-            return EndedPod(ledger.end(entry, outcome=outcome), interrupted)
+            return ledger.end(entry, outcome=outcome), interrupted
         except KeyboardInterrupt:
             if interrupted:
                 tell(still_running_text(entry))
