@@ -119,7 +119,13 @@ class PrimeApi:
         found = 0
         for _ in range(_MOST_PAGES):
             answer = self.get(path, params(found))
-            items = self._list(answer, key, path)
+            items = answer.get(key)
+            if not isinstance(items, list):
+                shown = self._shown(json.dumps(answer))
+                raise RemoteError(
+                    f"Prime Intellect: the response to GET {path} has no list {key!r}: {shown}",
+                    code="BK-PROVIDER",
+                )
             yield from items
             found += len(items)
             total = answer.get(total_key)
@@ -204,16 +210,6 @@ class PrimeApi:
         if code in _ACCOUNT:
             return AccountError(message, hint=_ACCOUNT[code])
         return NotFoundError(message) if code in (404, 405) else RejectedError(message)
-
-    def _list(self, answer: Mapping[str, Any], key: str, path: str) -> list[Any]:
-        items = answer.get(key)
-        if not isinstance(items, list):
-            shown = self._shown(json.dumps(answer))
-            raise RemoteError(
-                f"Prime Intellect: the response to GET {path} has no list {key!r}: {shown}",
-                code="BK-PROVIDER",
-            )
-        return items
 
     def _shown(self, text: str) -> str:
         line = self._hidden(" ".join(text.split()))
