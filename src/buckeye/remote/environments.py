@@ -32,7 +32,7 @@ from buckeye.dataset.requirements import is_dataset_environment
 from buckeye.envs.registry import AGENT, ENTRY_POINT_GROUP, LIBRARIES, EnvironmentId, find_bundled_project
 from buckeye.errors import RemoteError, UsageError
 from buckeye.mcp.environment import is_mcp
-from buckeye.workers.installed import InstalledEnvironment, find_installed
+from buckeye.workers.installed import find_installed
 from buckeye.workers.installed.venv import Installer, find_uv
 
 _BUILD_SECONDS = 600.0
@@ -82,7 +82,10 @@ def _needed(env_id: str) -> NeededEnvironment | None:
     installed = find_installed(library if library in LIBRARIES else env_id)
     announced = _announced(env_id)
     if installed is not None and announced is None:
-        return _of_installed(installed)
+        lock = installed.lock.read_bytes() if installed.lock.is_file() else None
+        distribution = Installer(installed.venv, None).distribution(installed.name)
+        name, packed = build_wheel(distribution) or (f"{installed.id}@{installed.version}", None)
+        return NeededEnvironment(what=name, wheel=packed, lock=lock)
     if Path(env_id).exists():
         return None
     beside = announced or _importable(env_id)
@@ -119,13 +122,6 @@ def _importable(env_id: str) -> metadata.Distribution | None:
         return metadata.distribution(wanted.name) if find_spec(wanted.module) is not None else None
     except metadata.PackageNotFoundError:
         return None
-
-
-def _of_installed(environment: InstalledEnvironment) -> NeededEnvironment:
-    lock = environment.lock.read_bytes() if environment.lock.is_file() else None
-    distribution = Installer(environment.venv, None).distribution(environment.name)
-    name, packed = build_wheel(distribution) or (f"{environment.id}@{environment.version}", None)
-    return NeededEnvironment(what=name, wheel=packed, lock=lock)
 
 
 def build_wheel(distribution: metadata.Distribution) -> tuple[str, bytes] | None:
