@@ -57,24 +57,21 @@ def parse_listing(files: Any) -> list[RemoteFile]:
     targets of links, because W&B creates a link to its cache in every run; `is_fetched_link` checks them.
     """
     if not isinstance(files, list) or len(files) > MAX_FILES:
-        raise RemoteError(
-            f"the remote machine lists no files, or more than {MAX_FILES}", code="BK-REMOTE-TRANSFER"
-        )
+        raise _list_error(f"no files, or more than {MAX_FILES}")
     found = {}
     for entry in files:
         try:
             one = msgspec.convert(entry, RemoteFile, strict=True)
         except msgspec.ValidationError as error:
-            raise RemoteError(
-                f"the remote machine lists an invalid file: {error}", code="BK-REMOTE-TRANSFER"
-            ) from None
+            raise _list_error(f"an invalid file: {error}") from None
         if one.path.startswith("/") or ".." in one.path.split("/"):
-            raise RemoteError(
-                f"the remote machine lists {one.path[:200]!r}, which is outside of the run",
-                code="BK-REMOTE-TRANSFER",
-            )
+            raise _list_error(f"{one.path[:200]!r}, which is outside of the run")
         found[one.path] = one  # a path that is listed twice counts once
     return list(found.values())
+
+
+def _list_error(found: str) -> RemoteError:
+    return RemoteError(f"the remote machine lists {found}", code="BK-REMOTE-TRANSFER")
 
 
 @dataclass(slots=True)
