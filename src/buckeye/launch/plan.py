@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from buckeye.base.process import PYTHON, STORE_VARIABLE, idle_spins
 from buckeye.base.turns import TURNS_VARIABLE
@@ -140,13 +140,7 @@ def make_plan(
     fixed = fixed_ports(config)
     roles = [
         *_inference_roles(config, plan_nodes, fixed, on_gpu=on_gpu, threads=threads),
-        _role(
-            "orchestrator",
-            0,
-            (),
-            output_dir=config.output_dir,
-            env={"CUDA_VISIBLE_DEVICES": "", **_turns_env(config)},
-        ),
+        _role(config, "orchestrator", 0, env={"CUDA_VISIBLE_DEVICES": "", **_turns_env(config)}),
         *_trainer_roles(config, plan_nodes, on_gpu=on_gpu, threads=threads),
     ]
     return RolePlan(
@@ -226,14 +220,8 @@ def _inference_roles(
     for node in config.cluster.inference_node_numbers[:: _nodes_per_replica(config)] if replicas else ():
         ports = fixed or plan_nodes[node].choose_ports(len(replicas))
         for devices, port in zip(replicas, ports, strict=True):
-            role = _role(
-                "inference",
-                len(roles),
-                devices,
-                output_dir=config.output_dir,
-                port=port,
-                env=_device_env(config, devices, on_gpu=on_gpu, threads=threads[node]),
-            )
+            env = _device_env(config, devices, on_gpu=on_gpu, threads=threads[node])
+            role = _role(config, "inference", len(roles), devices=devices, env=env, port=port)
             roles.append(replace(role, node=node, host=plan_nodes[node].address if node else LOOPBACK))
     return roles
 
@@ -264,7 +252,7 @@ def _trainer_roles(
             if on_gpu and not any(name in os.environ for name in _ALLOCATOR):
                 env[_ALLOCATOR[0]] = _EXPANDABLE_SEGMENTS
             env |= {**group_env, **rank_env, **network_env}
-            role = _role("trainer", len(roles), (device,), output_dir=config.output_dir, env=env)
+            role = _role(config, "trainer", len(roles), devices=(device,), env=env)
             roles.append(replace(role, node=node, host=plan_nodes[node].address if node else LOOPBACK))
     return roles
 
@@ -293,32 +281,12 @@ _COMMANDS: Mapping[RoleKind, tuple[str, ...]] = {
 """Subcommand of `buckeye` for each kind of process."""
 
 
-def _role(
-    kind: RoleKind,
-    index: int,
-    devices: Sequence[int],
-    *,
-    output_dir: Path,
-    env: dict[str, str],
-    port: int | None = None,
-) -> Role:
+def _role(config: RLConfig, kind: RoleKind, index: int, **details: Any) -> Role:
+    """Return a process that reads its configuration. `details` are more fields of the role."""
     config_name = f"{kind}_{index}.json" if kind == "inference" else f"{kind}.json"
-    return Role(
-        kind=kind,
-        index=index,
-        argv=(
-            *PYTHON,
-            "-m",
-            "buckeye",
-            *_COMMANDS[kind],
-            "@",
-            str(output_dir.absolute() / "configs" / config_name),
-        ),
-        env=env,
-        devices=tuple(devices),
-        port=port,
-        config_name=config_name,
-    )
+    path = str(config.output_dir.absolute() / "configs" / config_name)
+    argv = (*PYTHON, "-m", "buckeye", *_COMMANDS[kind], "@", path)
+    return Role(kind=kind, index=index, argv=argv, config_name=config_name, **details)
 
 
 def _check_gpu_ids(config: RLConfig, site: PlanNode) -> None:
