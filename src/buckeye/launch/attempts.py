@@ -16,7 +16,7 @@ from buckeye.config.rl import RLConfig
 from buckeye.errors import CheckpointError, RunError
 from buckeye.launch.hosts import OtherNodes
 from buckeye.launch.plan import RolePlan
-from buckeye.launch.processes import AttemptOrigin, Child, Processes, write_role_configs
+from buckeye.launch.processes import Child, Processes, write_role_configs
 from buckeye.launch.recorder import Recorder
 from buckeye.launch.restarts import NODE_RETRY_SECONDS, FailureHandler
 from buckeye.launch.resume import find_newest_commit
@@ -160,16 +160,17 @@ class Attempts:
         info = find_newest_commit(
             launch.config.output_dir, first_attempt=first_attempt, verify=self._verifies_checkpoints
         )
-        origin = AttemptOrigin(info.step, is_own=True) if info is not None else AttemptOrigin(launch.step)
-        write_role_configs(launch.config, self.plan, model_path=launch.model_path, origin=origin)
-        identity = begin_attempt(launch.config.output_dir, resumed_step=origin.step)
+        is_own = info is not None
+        step = launch.step if info is None else info.step
+        write_role_configs(launch.config, self.plan, model_path=launch.model_path, step=step, is_own=is_own)
+        identity = begin_attempt(launch.config.output_dir, resumed_step=step)
         prune_logs(launch.config.output_dir, launch.config.disk.keep_logs)
-        if origin.step is None:
+        if step is None:
             log.warning("The run has no checkpoint yet: attempt %d starts from step 0", identity.attempt)
         else:
-            log.info("Attempt %d resumes from the checkpoint of step %d", identity.attempt, origin.step)
+            log.info("Attempt %d resumes from the checkpoint of step %d", identity.attempt, step)
         logs = attempt_logs(launch.config.output_dir, identity.attempt)
         logs.mkdir(parents=True, exist_ok=True)
         for role in self.plan.of_kind("orchestrator") + self.plan.of_kind("trainer"):
             (logs / role.stdout_name).touch()
-        return identity, origin.step
+        return identity, step

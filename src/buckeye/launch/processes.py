@@ -187,58 +187,47 @@ def last_lines(path: Path, count: int) -> list[str]:
         return file.read().decode(errors="replace").splitlines()[-count:]
 
 
-@dataclass(frozen=True, slots=True)
-class AttemptOrigin:
-    """The point where an attempt begins: the checkpoint of `step`, or the original model if `step` is None.
+def write_role_configs(
+    config: RLConfig, plan: RolePlan, *, model_path: Path, step: int | None, is_own: bool = False
+) -> None:
+    """Write the resolved configuration of every process to `configs/`.
 
-    `is_own` is True if an earlier attempt of this start wrote the checkpoint. Then the attempt ignores the
-    `skip_` settings of `ckpt`, which are for checkpoints of earlier starts.
+    An attempt begins at the checkpoint of `step`, or at the original model if `step` is None. `is_own` is
+    True if an earlier attempt of this start wrote the checkpoint. Then the attempt ignores the `skip_`
+    settings of `ckpt`, which are for checkpoints of earlier starts.
     """
-
-    step: int | None
-    is_own: bool = False
-
-
-def write_role_configs(config: RLConfig, plan: RolePlan, *, model_path: Path, origin: AttemptOrigin) -> None:
-    """Write the resolved configuration of every process to `configs/`."""
     directory = config.output_dir / "configs"
     directory.mkdir(parents=True, exist_ok=True)
     for role in plan.roles:
-        if role.config_name is not None:
-            config_text = _role_config(config, role, plan, model_path, origin)
-            write_file(directory / role.config_name, config_text, mode=0o600)  # settings may hold keys
-
-
-def _role_config(
-    config: RLConfig, role: Role, plan: RolePlan, model_path: Path, origin: AttemptOrigin
-) -> str:
-    output_dir = config.output_dir.absolute()
-    section = getattr(config, role.kind)
-    model = section.model.model_copy(update={"name": str(model_path)})
-    changes: dict[str, object] = {"output_dir": output_dir, "model": model}
-    if role.kind == "inference":
-        host = {"host": role.host} if role.node else {}
-        changes["server"] = section.server.model_copy(update={"port": role.port, **host})
-    else:  # the launcher chooses the step, so that orchestrator and trainer begin at the same step
-        changes["ckpt"] = _checkpoint_settings(section.ckpt, role, origin)
-    if role.kind == "orchestrator" and plan.base_urls:
-        changes["client"] = section.client.model_copy(
-            update={"base_url": plan.base_urls, "api_key_var": "BUCKEYE_INFERENCE_KEY"}
-        )
-    return to_json(section.model_copy(update=changes))
+        if role.config_name is None:
+            continue
+        section = getattr(config, role.kind)
+        model = section.model.model_copy(update={"name": str(model_path)})
+        changes: dict[str, object] = {"output_dir": config.output_dir.absolute(), "model": model}
+        if role.kind == "inference":
+            host = {"host": role.host} if role.node else {}
+            changes["server"] = section.server.model_copy(update={"port": role.port, **host})
+        else:  # the launcher chooses the step, so that orchestrator and trainer begin at the same step
+            changes["ckpt"] = _checkpoint_settings(section.ckpt, role, step, is_own=is_own)
+        if role.kind == "orchestrator" and plan.base_urls:
+            changes["client"] = section.client.model_copy(
+                update={"base_url": plan.base_urls, "api_key_var": "BUCKEYE_INFERENCE_KEY"}
+            )
+        text = to_json(section.model_copy(update=changes))
+        write_file(directory / role.config_name, text, mode=0o600)  # settings may hold keys
 
 
 def _checkpoint_settings(
-    ckpt: CheckpointConfig | None, role: Role, origin: AttemptOrigin
+    ckpt: CheckpointConfig | None, role: Role, step: int | None, *, is_own: bool
 ) -> CheckpointConfig | None:
     """Return the checkpoint settings of a process.
 
     If the user set no `ckpt`, a stopped run still writes a checkpoint. A resume then needs `resume_step`.
     """
     if ckpt is None:
-        if origin.step is None:
+        if step is None:
             return None
         kind = TrainerCheckpointConfig if role.kind == "trainer" else CheckpointConfig
-        return kind(interval=None, resume_step=origin.step)
-    skips = [name for name in type(ckpt).model_fields if name.startswith("skip_")] if origin.is_own else []
-    return ckpt.model_copy(update={"resume_step": origin.step, **dict.fromkeys(skips, False)})
+        return kind(interval=None, resume_step=step)
+    skips = [name for name in type(ckpt).model_fields if name.startswith("skip_")] if is_own else []
+    return ckpt.model_copy(update={"resume_step": step, **dict.fromkeys(skips, False)})

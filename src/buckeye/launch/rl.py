@@ -33,7 +33,7 @@ from buckeye.launch.preflight.model_shape import read_shape
 from buckeye.launch.preflight.ports import Ports
 from buckeye.launch.preflight.trainer_forecast import MEASURED_STEPS, TrainerForecast, compare
 from buckeye.launch.preflight.turns import check_turns, settle_cache, settle_turns
-from buckeye.launch.processes import TERM_GRACE_SECONDS, AttemptOrigin, Child, Processes, write_role_configs
+from buckeye.launch.processes import TERM_GRACE_SECONDS, Child, Processes, write_role_configs
 from buckeye.launch.progress import Progress, describe_time_left, describe_weights, human_duration
 from buckeye.launch.recorder import Recorder
 from buckeye.launch.resume import (
@@ -159,7 +159,7 @@ def _run_planned(
         log.info("Moved the files of an earlier start without a finished step to %s", archive)
     if earlier is None:
         record_config(config)
-    write_role_configs(config, plan, model_path=model_path, origin=AttemptOrigin(origin.step))
+    write_role_configs(config, plan, model_path=model_path, step=origin.step)
     register_run(output_dir, identity.run_id)
     launch = RunLaunch(
         config=config, model_path=model_path, first_attempt=identity, step=origin.step, nodes=nodes
