@@ -383,16 +383,14 @@ def _run_environment(config: RLConfig) -> dict[str, str]:
     return {
         "BUCKEYE_INFERENCE_KEY": key,
         "TOKENIZERS_PARALLELISM": "false",
-        **(
-            _ray_variables(config)
-            if config.inference is not None and config.inference.parallel.pp > 1
-            else {}
-        ),
+        **_ray_variables(config),
     }
 
 
 def _ray_variables(config: RLConfig) -> dict[str, str]:
-    """Return the variables that vLLM needs to connect to the Ray cluster and start its processes there."""
+    """Return the variables that vLLM needs to use the Ray cluster, or {} if a replica is one process."""
+    if config.inference is None or config.inference.parallel.pp == 1:
+        return {}
     address = config.cluster.ray_address
     chosen = {} if address == "auto" else {"RAY_ADDRESS": address}
     names = ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN")
