@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from buckeye.launch.progress import human_duration
@@ -28,24 +27,11 @@ def waits(record: RunRecord) -> list[Wait]:
 
     If all processes of a kind wait for the same thing, they appear as one wait.
     """
-    return _merged(
-        Wait(who=process.title, source=process.on, what=process.doing, since=process.since or process.started)
-        for process in record.processes
-    )
-
-
-def describe_wait(wait: Wait, now: float) -> str:
-    """Return a wait as text, such as `trainer waits for batch 12 from orchestrator (for 35 s)`."""
-    duration = human_duration(max(0.0, now - wait.since))
-    if wait.source is None:
-        return f"{wait.who}: {wait.what} (for {duration})"
-    return f"{wait.who} waits for {wait.what} from {wait.source} (for {duration})"
-
-
-def _merged(waits: Iterable[Wait]) -> list[Wait]:
     by_kind: dict[str, list[Wait]] = defaultdict(list)
-    for wait in waits:
-        by_kind[_kind(wait.who)].append(wait)
+    for process in record.processes:
+        since = process.since or process.started
+        wait = Wait(who=process.title, source=process.on, what=process.doing, since=since)
+        by_kind[process.title.partition(" ")[0]].append(wait)
     merged = []
     for kind, members in by_kind.items():
         if len({(wait.what, wait.source) for wait in members}) == 1:
@@ -57,5 +43,9 @@ def _merged(waits: Iterable[Wait]) -> list[Wait]:
     return merged
 
 
-def _kind(title: str) -> str:
-    return title.partition(" ")[0]
+def describe_wait(wait: Wait, now: float) -> str:
+    """Return a wait as text, such as `trainer waits for batch 12 from orchestrator (for 35 s)`."""
+    duration = human_duration(max(0.0, now - wait.since))
+    if wait.source is None:
+        return f"{wait.who}: {wait.what} (for {duration})"
+    return f"{wait.who} waits for {wait.what} from {wait.source} (for {duration})"
