@@ -88,7 +88,7 @@ def plan_memory(config: RLConfig, shape: ModelShape, hardware: Hardware) -> list
         ids = config.inference_gpu_ids
         for number, first in enumerate(range(0, len(ids), tp)):
             devices = ids[first : first + tp]
-            needs += _inference(config, config.inference, shape, hardware, number, devices)
+            needs += _inference(config, shape, hardware, number, devices)
     tokens = config.orchestrator.max_concurrent_rollouts * config.orchestrator.seq_len
     orchestrator = [
         Part("tokenizer", _TOKENIZER * shape.vocabulary),
@@ -268,14 +268,10 @@ def _saved(load: TrainerLoad, rank: int) -> int:
 
 
 def _inference(
-    config: RLConfig,
-    inference: InferenceConfig,
-    shape: ModelShape,
-    hardware: Hardware,
-    number: int,
-    devices: Sequence[int],
+    config: RLConfig, shape: ModelShape, hardware: Hardware, number: int, devices: Sequence[int]
 ) -> list[ProcessMemory]:
-    title = f"inference {number}"
+    title, inference, rollouts = f"inference {number}", config.inference, _rollouts_per_replica(config)
+    assert inference is not None
     on_gpu = bool(hardware.gpus) and inference.model.device != "cpu"
     if on_gpu and hardware.vllm:
         return _vllm_on_gpus(title, inference, hardware, devices)
@@ -291,11 +287,8 @@ def _inference(
     parts = [
         Part("weights", weights),
         Part("new weights during an update", weights if keeps_both else 0),
-        Part("keys and values", _cache(config, inference, shape, hardware, width, weights, gpu)),
-        Part(
-            "prompts, attention and logits",
-            _engine_temporary(inference, shape, width, _rollouts_per_replica(config)),
-        ),
+        Part("keys and values", _cache(inference, shape, hardware, width, weights, gpu, rollouts)),
+        Part("prompts, attention and logits", _engine_temporary(inference, shape, width, rollouts)),
     ]
     if not on_gpu:
         fragmentation = int(_ENGINE_FRAGMENTATION * (weights + parts[-1].size))
@@ -329,13 +322,13 @@ def slot_bytes(shape: ModelShape, length: int, width: int) -> int:
 
 
 def _cache(
-    config: RLConfig,
     inference: InferenceConfig,
     shape: ModelShape,
     hardware: Hardware,
     width: int,
     weights: int,
     gpu: Gpu | None,
+    rollouts: int,
 ) -> int:
     """Return the bytes of the key-value cache of the embedded engine.
 
@@ -356,7 +349,7 @@ def _cache(
         budget = int(_MAIN_MEMORY_SHARE * hardware.memory.total)
     slots = min(2 * inference.max_num_seqs, max(1, budget // slot))
     if gpu is None:
-        running, rollouts = min(slots, inference.max_num_seqs), _rollouts_per_replica(config)
+        running = min(slots, inference.max_num_seqs)
         slots = min(running, rollouts) + min(slots - running, rollouts)
     return slots * slot
 
