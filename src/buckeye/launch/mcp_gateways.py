@@ -71,18 +71,22 @@ def plan_gateways(environments: Sequence[EnvConfig], *, rollouts: int) -> Enviro
     """
     known = variables()
     _check_placement(environments, known)
-    servers, args = _find_requirements(environments, known, rollouts)
+    by_task = [_local_servers(task, known) for task in mcp_tasks(environments)]
+    servers = {url: server for task_servers in by_task for url, server in task_servers.items()}
     ports = _unused_ports(servers)
     key = _missing_key(servers, known)
-    _check_keys(servers, ports, {**known, **key})
-    return EnvironmentProcesses(
-        roles=tuple(_gateway_role(index, port, args) for index, port in enumerate(ports)), env=key
-    )
-
-
-def _gateway_role(index: int, port: int, args: Sequence[str]) -> Role:
-    argv = (*_COMMAND, "--port", str(port), *args)
-    return Role(kind="gateway", index=index, argv=argv, port=port)
+    for url, server in servers.items():
+        if _local_port(url) not in ports:
+            _check_key(url, server, {**known, **key})
+    sessions = max(DEFAULT_SESSIONS, rollouts * max(map(len, by_task), default=1))
+    all_servers = [server for task_servers in by_task for server in task_servers.values()]
+    names = sorted({name for server in all_servers for name in parse_variable_headers(server.headers)})
+    args = ["--sessions", str(sessions), *(word for name in names for word in ("--variable", name))]
+    roles = [
+        Role(kind="gateway", index=index, argv=(*_COMMAND, "--port", str(port), *args), port=port)
+        for index, port in enumerate(ports)
+    ]
+    return EnvironmentProcesses(roles=tuple(roles), env=key)
 
 
 def _check_placement(environments: Iterable[EnvConfig], known: Mapping[str, str]) -> None:
@@ -112,27 +116,6 @@ def _missing_key(servers: Iterable[str], known: Mapping[str, str]) -> dict[str, 
     if not key and _unused_ports(addresses):
         key = secrets.token_urlsafe(24)
     return {API_KEY_VARIABLE: key} if key else {}
-
-
-def _find_requirements(
-    environments: Iterable[EnvConfig], known: Mapping[str, str], rollouts: int
-) -> tuple[dict[str, HttpServer], tuple[str, ...]]:
-    """Return the servers of the tasks on this machine by URL, and the flags for a gateway that serves all."""
-    by_task = [_local_servers(task, known) for task in mcp_tasks(environments)]
-    sessions = rollouts * max(map(len, by_task), default=1)
-    servers = {url: server for task_servers in by_task for url, server in task_servers.items()}
-    args = ["--sessions", str(max(DEFAULT_SESSIONS, sessions))]
-    all_servers = [server for task_servers in by_task for server in task_servers.values()]
-    for name in sorted({name for server in all_servers for name in parse_variable_headers(server.headers)}):
-        args += ["--variable", name]
-    return servers, tuple(args)
-
-
-def _check_keys(servers: Mapping[str, HttpServer], started: Sequence[int], known: Mapping[str, str]) -> None:
-    """Raise UsageError if a gateway that the user started rejects the key of the tasks."""
-    for url, server in servers.items():
-        if _local_port(url) not in started:
-            _check_key(url, server, known)
 
 
 def mcp_tasks(environments: Iterable[EnvConfig]) -> list[McpTask]:
