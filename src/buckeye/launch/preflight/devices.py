@@ -222,18 +222,10 @@ def parse_gpu_spec(text: str) -> GpuSpec:
     """
     match = _GPU_SPEC.fullmatch(text.strip())
     if match is None:
-        raise UsageError(
-            f"--gpus {text}: not a number and a type of GPUs",
-            code="BK-CLI-ARGUMENT",
-            hint="write, for example, --gpus 4xH100",
-        )
+        raise _spec_error(text, "not a number and a type of GPUs", "write, for example, --gpus 4xH100")
     count = int(match["alone"] or match["count"] or 1)
     if not 1 <= count <= _MAX_GPUS:
-        raise UsageError(
-            f"--gpus {text}: {count} is outside of 1 to {_MAX_GPUS}",
-            code="BK-CLI-ARGUMENT",
-            hint="choose another number of GPUs",
-        )
+        raise _spec_error(text, f"{count} is outside of 1 to {_MAX_GPUS}", "choose another number of GPUs")
     if match["alone"]:
         return GpuSpec(count)
     name = _full_name(match["type"], text)
@@ -254,8 +246,9 @@ def _full_name(gpu_type: str, text: str) -> str:
     if full_name is not None:
         return full_name
     suggestion = did_you_mean(list(dict.fromkeys(by_name[close] for close in closest(name, by_name)))).strip()
-    raise UsageError(
-        f"--gpus {text}: unknown GPU type {gpu_type.strip()!r}",
-        code="BK-CLI-ARGUMENT",
-        hint=suggestion or "write, for example, 4xH100, 2xA100_80GB or 1xRTX4090",
-    )
+    hint = suggestion or "write, for example, 4xH100, 2xA100_80GB or 1xRTX4090"
+    raise _spec_error(text, f"unknown GPU type {gpu_type.strip()!r}", hint)
+
+
+def _spec_error(text: str, problem: str, hint: str) -> UsageError:
+    return UsageError(f"--gpus {text}: {problem}", code="BK-CLI-ARGUMENT", hint=hint)
