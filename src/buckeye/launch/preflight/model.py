@@ -98,13 +98,9 @@ def refuse_path(name: str, *, at: str | None = "model.name") -> None:
     path, first = Path(os.path.expanduser(name)), name.partition("/")[0]
     if name.endswith(".gguf") and path.is_file():
         folder = path.stem.lower()
-        raise UsageError(
-            f"{name}: a GGUF file must be imported first",
-            code="BK-MODEL-NOT-FOUND",
-            at=at,
-            hint=f"import it with `buckeye model import {quoted(name)} {quoted(folder)}`, then use the model "
-            f"{folder}",
-        )
+        command = f"buckeye model import {quoted(name)} {quoted(folder)}"
+        hint = f"import it with `{command}`, then use the model {folder}"
+        raise _error(f"{name}: a GGUF file must be imported first", hint, at)
     is_path = name.startswith((".", "/", "~")) or path.exists() or _HUB_NAME.fullmatch(name) is None
     if not is_path and not Path(first).is_dir():
         return
@@ -115,7 +111,7 @@ def refuse_path(name: str, *, at: str | None = "model.name") -> None:
     if path.is_dir():
         check_readable(path, at=at)
     problem = "is not a model directory: it has no config.json" if path.exists() else "does not exist"
-    raise UsageError(f"{name} {problem}", code="BK-MODEL-NOT-FOUND", at=at, hint=hint)
+    raise _error(f"{name} {problem}", hint, at)
 
 
 def check_model_name(name: str, *, at: str) -> None:
@@ -171,20 +167,12 @@ def resolve_run(name: str, *, at: str = "--model") -> str:
         return name
     weights = step_directories(run / "weights")
     if not weights:
-        raise UsageError(
-            f"run {run} has no weights",
-            code="BK-MODEL-NOT-FOUND",
-            at=at,
-            hint=f"train it, or if it has a checkpoint, export that: buckeye export {quoted(run)}",
-        )
+        hint = f"train it, or if it has a checkpoint, export that: buckeye export {quoted(run)}"
+        raise _error(f"run {run} has no weights", hint, at)
     newest = str(weights[max(weights)])
     if (run / STATUS_FILE).exists() and read_record(run).actual_state() in ACTIVE_STATES:
-        raise UsageError(
-            f"{name} is an active run, which deletes its weights, such as {newest}",
-            code="BK-MODEL-NOT-FOUND",
-            at=at,
-            hint=f"wait for its end, or export a checkpoint: buckeye export {shlex.quote(name)}",
-        )
+        hint = f"wait for its end, or export a checkpoint: buckeye export {shlex.quote(name)}"
+        raise _error(f"{name} is an active run, which deletes its weights, such as {newest}", hint, at)
     return newest
 
 
@@ -218,12 +206,8 @@ def fetch_model(name: str, revision: str | None = None, *, at: str = "model.name
     if path is not None:
         return path
     if is_adapter(name):
-        raise UsageError(
-            f"{name} is an adapter, not a complete model",
-            code="BK-MODEL-NOT-FOUND",
-            at=at,
-            hint="merge the adapter of a run into its model: buckeye export RUN --merge-lora",
-        )
+        hint = "merge the adapter of a run into its model: buckeye export RUN --merge-lora"
+        raise _error(f"{name} is an adapter, not a complete model", hint, at)
     refuse_path(name, at=at)
     from huggingface_hub import snapshot_download
 
@@ -241,10 +225,9 @@ def fetch_model(name: str, revision: str | None = None, *, at: str = "model.name
 
 
 def _hub_error(name: str, at: str, error: Exception) -> UsageError:
-    return UsageError(
-        f"{name} is not a local directory, and cannot be downloaded from the Hugging Face hub: "
-        f"{first_line(error)}",
-        code="BK-MODEL-NOT-FOUND",
-        at=at,
-        hint=download_hint(name),
-    )
+    problem = "is not a local directory, and cannot be downloaded from the Hugging Face hub"
+    return _error(f"{name} {problem}: {first_line(error)}", download_hint(name), at)
+
+
+def _error(message: str, hint: str, at: str | None) -> UsageError:
+    return UsageError(message, code="BK-MODEL-NOT-FOUND", at=at, hint=hint)
