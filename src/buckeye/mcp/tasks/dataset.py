@@ -74,11 +74,10 @@ def _pack_archives(tasks: Sequence[McpTask], folder: Path) -> dict[str | None, s
         archives[files] = f"{FILES}/{pack_files(files, folder, SizeLimit(MAX_FILES_BYTES))}"
         size = sum(path.stat().st_size for path in folder.iterdir())
         if size > MAX_FILES_BYTES:
-            raise UsageError(
+            raise _error(
                 f"files of the tasks are too large: {human_bytes(size)} packed, up to {files}; the limit is "
                 f"{human_bytes(MAX_FILES_BYTES)}",
-                code="BK-DATA-FORMAT",
-                hint="set `files` of the configuration to a script that creates them",
+                "set `files` of the configuration to a script that creates them",
             )
     return archives
 
@@ -180,11 +179,10 @@ def _files_to_download(name: str, sizes: Mapping[str, int], subset: str) -> list
     ]
     for kind, files, limit in (("archives", archives, MAX_FILES_BYTES), ("rows", rows, _MAX_DOWNLOAD_BYTES)):
         if (size := sum(sizes[file] for file in files)) > limit:
-            raise UsageError(
+            raise _error(
                 f"{kind} of dataset {name} are too large: {human_bytes(size)}; the limit is "
                 f"{human_bytes(limit)}",
-                code="BK-DATA-FORMAT",
-                hint="use a smaller dataset, or a folder of it: ORG/NAME/FOLDER",
+                "use a smaller dataset, or a folder of it: ORG/NAME/FOLDER",
             )
     return [glob.escape(file) for file in [*rows, *archives]]
 
@@ -217,11 +215,8 @@ def read_dataset(path: Path) -> dict[str, list[McpTask]]:
     """
     files = sorted(path.rglob("*.parquet")) if path.is_dir() else [path]
     if not files:
-        raise UsageError(
-            f"{path} has no parquet files",
-            code="BK-DATA-FORMAT",
-            hint="pass a folder that `buckeye hf` wrote, or a JSON file",
-        )
+        hint = "pass a folder that `buckeye hf` wrote, or a JSON file"
+        raise _error(f"{path} has no parquet files", hint)
     rows: dict[str, list[dict[str, Any]]] = {}
     for file in files:
         held_out = path.is_dir() and file.name.startswith(_EVAL_PREFIXES)
@@ -244,21 +239,13 @@ def _check_archive(folder: Path, files: str, where: str) -> None:
     """Raise UsageError unless `files` is an archive of the dataset with the hash in its name."""
     match = _ARCHIVE.fullmatch(files)
     if match is None:
-        raise UsageError(
-            f"{files[:200]!r} is not an archive of the dataset",
-            code="BK-DATA-FORMAT",
-            at=where,
-            hint="write it as files/<SHA-256>.tar.gz, as `buckeye hf` does",
-        )
+        hint = "write it as files/<SHA-256>.tar.gz, as `buckeye hf` does"
+        raise _error(f"{files[:200]!r} is not an archive of the dataset", hint, at=where)
     path = folder / files
     is_complete = path.is_file() and path.stat().st_size <= MAX_FILES_BYTES
     if not is_complete or sha256_file(path) != match[1]:
-        raise UsageError(
-            f"{path} is missing or damaged (its name must be its SHA-256)",
-            code="BK-DATA-FORMAT",
-            at=where,
-            hint="download the dataset again",
-        )
+        problem = f"{path} is missing or damaged (its name must be its SHA-256)"
+        raise _error(problem, "download the dataset again", at=where)
 
 
 def is_archive(files: str) -> bool:
@@ -351,12 +338,13 @@ def _read_parquet(file: Path) -> list[dict[str, Any]]:
         ) from None
     except Exception as error:  # any error of pyarrow means that the file is invalid
         reason = " ".join(str(error).split())[:200]
-        raise UsageError(
-            f"{file} is not a valid parquet file: {reason}",
-            code="BK-DATA-FORMAT",
-            hint="write the dataset again with `buckeye hf`",
-        ) from None
+        problem = f"{file} is not a valid parquet file: {reason}"
+        raise _error(problem, "write the dataset again with `buckeye hf`") from None
     return [{key: value for key, value in row.items() if value is not None} for row in rows]
+
+
+def _error(message: str, hint: str, *, at: str | None = None) -> UsageError:
+    return UsageError(message, code="BK-DATA-FORMAT", at=at, hint=hint)
 
 
 def _pyarrow() -> tuple[Any, Any]:
