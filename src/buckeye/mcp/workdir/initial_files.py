@@ -64,11 +64,8 @@ class SizeLimit:
             excess, hint = f"{MAX_ENTRIES:,} files and folders", "pack some of them"
         else:
             return
-        raise UsageError(
-            f"{source} has more than {excess}",
-            code="BK-FILE-UNREADABLE",
-            at="files",
-            hint=f"remove files, or {hint}" if hint else "remove files",
+        raise _error(
+            f"{source} has more than {excess}", f"remove files, or {hint}" if hint else "remove files"
         )
 
 
@@ -95,7 +92,7 @@ def prepare_files(files: str, folder: Path, limit: SizeLimit) -> None:
     except (OSError, EOFError, *_DAMAGED) as error:
         if is_transient(error):
             raise
-        raise UsageError(f"cannot read {source}: {error}", code="BK-FILE-UNREADABLE", at="files") from None
+        raise _error(f"cannot read {source}: {error}") from None
 
 
 def pack_files(files: str, to: Path, limit: SizeLimit) -> str:
@@ -142,12 +139,7 @@ def copy_tree(source: Path, to: Path, limit: SizeLimit) -> int:
         elif stat.S_ISREG(mode):
             total += _copy_file(path, target)
         else:
-            raise UsageError(
-                f"{path} is neither a file nor a folder",
-                code="BK-FILE-UNREADABLE",
-                at="files",
-                hint="remove it",
-            )
+            raise _error(f"{path} is neither a file nor a folder", "remove it")
         limit.check(source, total, entries)
     for path in reversed([path for path in _walk(source) if path.is_dir() and not path.is_symlink()]):
         shutil.copystat(path, to / path.relative_to(source))
@@ -167,11 +159,9 @@ def _check_link(path: Path, root: Path) -> str:
     target = os.readlink(path)
     resolved = os.path.normpath(path.parent / target)
     if os.path.isabs(target) or not Path(resolved).is_relative_to(os.path.normpath(root)):
-        raise UsageError(
+        raise _error(
             f"{path} is a link to {target} outside the folder, so all rollouts would share the target",
-            code="BK-FILE-UNREADABLE",
-            at="files",
-            hint="replace the link by a copy",
+            "replace the link by a copy",
         )
     return target
 
@@ -198,16 +188,15 @@ def _unzip(source: Path, folder: Path, limit: SizeLimit) -> None:
         limit.check(source, sum(entry.file_size for entry in entries), len(entries))
         for entry in entries:
             if entry.filename.startswith("/") or ".." in entry.filename.split("/"):
-                raise _entry_error(source, entry, "is outside of the archive", hint="remove it")
+                raise _error(f"{source}: {entry.filename!r} is outside of the archive", "remove it")
             if stat.S_ISLNK(entry.external_attr >> 16):
-                raise _entry_error(source, entry, "is a link", hint="replace the link by a copy")
+                raise _error(f"{source}: {entry.filename!r} is a link", "replace the link by a copy")
             extracted = archive.extract(entry, folder)
             if mode := entry.external_attr >> 16 & 0o777:
                 os.chmod(extracted, mode | 0o700 if entry.is_dir() else mode)
 
 
-def _entry_error(source: Path, entry: zipfile.ZipInfo, reason: str, *, hint: str) -> UsageError:
-    message = f"{source}: {entry.filename!r} {reason}"
+def _error(message: str, hint: str | None = None) -> UsageError:
     return UsageError(message, code="BK-FILE-UNREADABLE", at="files", hint=hint)
 
 
