@@ -43,19 +43,11 @@ class CommandRuntime:
     def __init__(self, argv: Sequence[str], limits: SandboxLimits, files: Path | None = None) -> None:
         """Raise UsageError if the program or `files` does not exist."""
         if not argv or shutil.which(argv[0]) is None:
-            raise UsageError(
-                f"program not found in PATH: {shlex.join(argv[:1])!r}",
-                code="BK-FILE-NOT-FOUND",
-                at="--command",
-                hint="install the program, or write its path",
-            )
+            problem = f"program not found in PATH: {shlex.join(argv[:1])!r}"
+            raise _not_found(problem, "install the program, or write its path", at="--command")
         if files is not None and not files.exists():
-            raise UsageError(
-                f"file or folder not found: {files}",
-                code="BK-FILE-NOT-FOUND",
-                at="--files",
-                hint=f"write a path relative to {Path.cwd()}, or an absolute path",
-            )
+            hint = f"write a path relative to {Path.cwd()}, or an absolute path"
+            raise _not_found(f"file or folder not found: {files}", hint, at="--files")
         self._server, self._limits = StdioServer(command=argv[0], args=list(argv[1:])), limits
         self._files = str(files.absolute()) if files is not None else None
         self.description = sandbox_support().describe()
@@ -143,6 +135,10 @@ def _prepare_launch(
     return LaunchSpec(program=program, can_fork=limits.network and limits.writable is None)
 
 
+def _not_found(message: str, hint: str, *, at: str) -> UsageError:
+    return UsageError(message, code="BK-FILE-NOT-FOUND", at=at, hint=hint)
+
+
 def server_command(folder: Path) -> list[str]:
     """Return the server command of a Python project. Raises UsageError if the project defines none.
 
@@ -151,12 +147,8 @@ def server_command(folder: Path) -> list[str]:
     """
     file = folder / "pyproject.toml"
     if not file.exists():
-        raise UsageError(
-            f"{folder} has no pyproject.toml",
-            code="BK-FILE-NOT-FOUND",
-            at="--dir",
-            hint="use `--command` for other programs",
-        )
+        hint = "use `--command` for other programs"
+        raise _not_found(f"{folder} has no pyproject.toml", hint, at="--dir")
     project = read_project(file)
     command: Any = project.get("tool", {}).get("buckeye", {}).get("command")
     if isinstance(command, list) and command and all(isinstance(part, str) for part in command):
