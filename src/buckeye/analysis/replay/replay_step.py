@@ -181,7 +181,16 @@ def trainer_in(
     scratch: Path, config: TrainerConfig, start: ReplayStart, *, device: str | None = None
 ) -> Iterator[RLTrainer]:
     """Yield the run's trainer in the state of `start`. It writes only to the empty folder `scratch`."""
-    config = _in_scratch(config, scratch, device=device, model=None if start.checkpoint else start.path)
+    model = config.model.name if start.checkpoint else str(start.path)
+    config = config.model_copy(
+        update={
+            "model": config.model.model_copy(update={"device": device or config.model.device, "name": model}),
+            "output_dir": scratch,
+            # the run has logged the warnings already, and stdout may be JSON
+            "log": config.log.model_copy(update={"level": "error"}),
+            "trained": TrainedBatchesConfig(keep=1, max_bytes=sys.maxsize),
+        }
+    )
     with trainer_process(config, "replay") as ranks:
         chats = load_supervised(config, None)
         learner = build_learner(config, ranks, start.checkpoint, max_steps=config.max_steps)
@@ -189,22 +198,6 @@ def trainer_in(
         trainer = RLTrainer(config, learner, StopFlag(), RunIdentity(run_id="replay", attempt=1), chats)
         with trainer.output:
             yield trainer
-
-
-def _in_scratch(
-    config: TrainerConfig, scratch: Path, *, device: str | None, model: Path | None
-) -> TrainerConfig:
-    """Return the configuration of the replay: equal numerics, with all output in `scratch`."""
-    changed = {"device": device or config.model.device, "name": str(model or config.model.name)}
-    return config.model_copy(
-        update={
-            "model": config.model.model_copy(update=changed),
-            "output_dir": scratch,
-            # the run has logged the warnings already, and stdout may be JSON
-            "log": config.log.model_copy(update={"level": "error"}),
-            "trained": TrainedBatchesConfig(keep=1, max_bytes=sys.maxsize),
-        }
-    )
 
 
 def _again(trainer: RLTrainer, kept: Path, step: int) -> Iterator[StageComparison]:
