@@ -44,15 +44,10 @@ def environment_args(pairs: Sequence[str] | None, text: str | None) -> dict[str,
     for pair in pairs or ():
         name, equals, value = pair.partition("=")
         if not equals or not name.strip():
-            raise UsageError(
-                f"--arg {pair}: not NAME=VALUE", code="BK-CLI-ARGUMENT", hint="write for example --arg seed=3"
-            )
+            raise _argument_error(f"--arg {pair}: not NAME=VALUE", "write for example --arg seed=3")
         if name.strip() in given:
-            raise UsageError(
-                f"--arg {name.strip()} is given twice",
-                code="BK-CLI-ARGUMENT",
-                hint=f"write a list: --arg {name.strip()}=a,b",
-            )
+            hint = f"write a list: --arg {name.strip()}=a,b"
+            raise _argument_error(f"--arg {name.strip()} is given twice", hint)
         given.add(name.strip())
         args[name.strip()] = _value(value)
     return args
@@ -62,10 +57,14 @@ def _json_object(text: str) -> dict[str, Any]:
     try:
         args = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"--args is not JSON: {error}", code="BK-CLI-ARGUMENT", hint=_ARGS_HINT) from None
+        raise _argument_error(f"--args is not JSON: {error}", _ARGS_HINT) from None
     if not isinstance(args, dict):
-        raise UsageError(f"--args is not a JSON object: {text}", code="BK-CLI-ARGUMENT", hint=_ARGS_HINT)
+        raise _argument_error(f"--args is not a JSON object: {text}", _ARGS_HINT)
     return args
+
+
+def _argument_error(message: str, hint: str) -> UsageError:
+    return UsageError(message, code="BK-CLI-ARGUMENT", hint=hint)
 
 
 def _value(text: str) -> Any:
