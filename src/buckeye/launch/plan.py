@@ -137,9 +137,8 @@ def make_plan(
         for site in used_nodes:
             _check_gpu_ids(config, site)
     threads = [compute_threads(config, site.machine, number) for number, site in enumerate(plan_nodes)]
-    fixed = fixed_ports(config)
     roles = [
-        *_inference_roles(config, plan_nodes, fixed, on_gpu=on_gpu, threads=threads),
+        *_inference_roles(config, plan_nodes, on_gpu=on_gpu, threads=threads),
         _role(config, "orchestrator", 0, env={"CUDA_VISIBLE_DEVICES": "", **_turns_env(config)}),
         *_trainer_roles(config, plan_nodes, on_gpu=on_gpu, threads=threads),
     ]
@@ -147,7 +146,7 @@ def make_plan(
         roles=tuple(roles),
         on_gpu=on_gpu,
         disk=estimate_disk(config, model_path),
-        fixed_ports=tuple(fixed) if 0 in config.cluster.inference_node_numbers else (),
+        fixed_ports=tuple(fixed_ports(config)) if 0 in config.cluster.inference_node_numbers else (),
     )
 
 
@@ -203,12 +202,7 @@ def fixed_ports(config: RLConfig) -> list[int]:
 
 
 def _inference_roles(
-    config: RLConfig,
-    plan_nodes: Sequence[PlanNode],
-    fixed: Sequence[int],
-    *,
-    on_gpu: bool,
-    threads: Sequence[int],
+    config: RLConfig, plan_nodes: Sequence[PlanNode], *, on_gpu: bool, threads: Sequence[int]
 ) -> list[Role]:
     """Return the inference servers, node 0 first.
 
@@ -218,7 +212,7 @@ def _inference_roles(
     roles: list[Role] = []
     # a replica that spans several nodes has its server on its first node
     for node in config.cluster.inference_node_numbers[:: _nodes_per_replica(config)] if replicas else ():
-        ports = fixed or plan_nodes[node].choose_ports(len(replicas))
+        ports = fixed_ports(config) or plan_nodes[node].choose_ports(len(replicas))
         for devices, port in zip(replicas, ports, strict=True):
             env = _device_env(config, devices, on_gpu=on_gpu, threads=threads[node])
             role = _role(config, "inference", len(roles), devices=devices, env=env, port=port)
