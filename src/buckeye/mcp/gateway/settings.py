@@ -76,19 +76,11 @@ class GatewaySettings:
     def __post_init__(self) -> None:
         for name in sorted(self.variables):
             if not _VARIABLE_NAME.fullmatch(name):
-                raise UsageError(
-                    f"invalid variable name {name!r}",
-                    code="BK-CLI-ARGUMENT",
-                    at="--variable",
-                    hint="use capital letters, digits and `_`",
-                )
+                hint = "use capital letters, digits and `_`"
+                raise _argument_error(f"invalid variable name {name!r}", hint, at="--variable")
             if decides_what_runs(name):
-                raise UsageError(
-                    f"clients may not set {name}, which can change the code that a program runs",
-                    code="BK-CLI-ARGUMENT",
-                    at="--variable",
-                    hint=f"remove {name}",
-                )
+                problem = f"clients may not set {name}, which can change the code that a program runs"
+                raise _argument_error(problem, f"remove {name}", at="--variable")
         if self.api_key is None and not is_loopback(self.host):
             raise UsageError(
                 f"a key is required: other machines can reach {self.host}",
@@ -151,6 +143,8 @@ def split_command(command: str) -> list[str]:
         return shlex.split(command)
     except ValueError as error:
         hint = "close the quote, or write `\\` before it"
-        raise UsageError(
-            f"invalid quotes: {error}", code="BK-CLI-ARGUMENT", at="--command", hint=hint
-        ) from None
+        raise _argument_error(f"invalid quotes: {error}", hint, at="--command") from None
+
+
+def _argument_error(message: str, hint: str, *, at: str) -> UsageError:
+    return UsageError(message, code="BK-CLI-ARGUMENT", at=at, hint=hint)
