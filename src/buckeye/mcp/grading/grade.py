@@ -68,16 +68,14 @@ async def run_grader(grader: Grader, rollout: FinishedRollout) -> GraderVerdict:
     elif grader.state.command is not None:
         assert rollout.workdir is not None
         argv = [arg.replace(_WORKDIR, str(rollout.workdir)) for arg in grader.state.command]
-        process = await run_command(argv, rollout.workdir, grader.timeout)
-        if process.code != grader.state.exit_code:
-            found = (
-                f"timeout after {grader.timeout:g} s" if process.code is None else f"exit code {process.code}"
-            )
-            tail = process.output.strip()[-200:]
+        code, output = await run_command(argv, rollout.workdir, grader.timeout)
+        if code != grader.state.exit_code:
+            found = f"timeout after {grader.timeout:g} s" if code is None else f"exit code {code}"
+            tail = output.strip()[-200:]
             return GraderVerdict(0.0, f"expected exit code {grader.state.exit_code}, found {found}: {tail}")
         if not grader.state.tests and grader.state.json_path is None:
-            return GraderVerdict(1.0, f"exit code {process.code}")
-        request |= {"text": process.output}
+            return GraderVerdict(1.0, f"exit code {code}")
+        request |= {"text": output}
     else:
         request |= {"folder": str(rollout.workdir)}
     return await judge_in_worker(request, library="math_verify" if needs_math(grader) else None)

@@ -14,7 +14,6 @@ import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -130,25 +129,18 @@ class _Worker:
 # Run programs of the user.
 
 
-@dataclass(frozen=True, slots=True)
-class CommandResult:
-    """Exit code and output of a program. `code` None means a timeout."""
+async def run_command(argv: Sequence[str], folder: Path, seconds: float) -> tuple[int | None, str]:
+    """Run a program in a folder, and return its exit code (None: timeout) and its output.
 
-    code: int | None
-    output: str
-
-
-async def run_command(argv: Sequence[str], folder: Path, seconds: float) -> CommandResult:
-    """Run a program in a folder. The program has no access to the user's keys and home folder.
-
-    Raises GraderError if the program cannot start.
+    The program has no access to the user's keys and home folder. Raises GraderError if the program cannot
+    start.
     """
     with tempfile.TemporaryDirectory(prefix="buckeye-grade-") as home:
-        result = await _run(argv, folder, Path(home), b"", seconds)
-    last = result.output.strip().rpartition("\n")[2]
-    if result.code in (125, 127) and last.startswith(("confine: ", "cannot run ")):  # not from the program
+        code, output = await _run(argv, folder, Path(home), b"", seconds)
+    last = output.strip().rpartition("\n")[2]
+    if code in (125, 127) and last.startswith(("confine: ", "cannot run ")):  # not from the program
         raise GraderError(last[-300:])
-    return result
+    return code, output
 
 
 async def run_function(import_path: str, arguments: Mapping[str, Any], seconds: float) -> GraderVerdict:
@@ -171,21 +163,21 @@ async def run_script(
         reply_file = Path(home, "result.json")
         argv = (sys.executable, "-I", "-B", str(script), *args, str(reply_file))
         text = json.dumps(request, default=str).encode()
-        result = await _run(argv, folder or Path(home), Path(home), text, seconds)
-        if result.code is None:
+        code, output = await _run(argv, folder or Path(home), Path(home), text, seconds)
+        if code is None:
             raise GraderError(f"no result within {seconds:g} s")
         try:
             with reply_file.open("rb") as opened:
                 reply: dict[str, Any] = json.loads(opened.read(_MAX_OUTPUT))
         except (OSError, ValueError):
-            output = result.output.strip()[-300:]
-            raise GraderError(f"exited with code {result.code} and without a result: {output}") from None
+            tail = output.strip()[-300:]
+            raise GraderError(f"exited with code {code} and without a result: {tail}") from None
     return reply
 
 
 async def _run(
     argv: Sequence[str], folder: Path, home: Path, input_bytes: bytes, seconds: float
-) -> CommandResult:
+) -> tuple[int | None, str]:
     mark = GUARD.new_mark()
     env = clean_environment({"HOME": str(home), "TMPDIR": str(home), MARK_VARIABLE: mark})
     with tempfile.TemporaryFile() as stdin, (home / "output").open("w+b") as output:
@@ -209,4 +201,4 @@ async def _run(
             await finish_in_thread(kill_marked, mark)  # children may have left the process group
         output.seek(0)
         text = output.read(_MAX_OUTPUT).decode("utf-8", "replace")
-    return CommandResult(process.returncode if in_time else None, text)
+    return process.returncode if in_time else None, text
