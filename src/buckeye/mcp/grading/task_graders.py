@@ -26,7 +26,7 @@ def resolve_graders(task: McpTask, config: GymConfig) -> Sequence[Grader]:
         try:
             filled.append(fill_metadata(grader, task.metadata))
         except ValueError as error:
-            raise UsageError(f"task {task.id}: grade {grader.name}: {error}", code="BK-GRADER") from None
+            raise _error(f"task {task.id}: grade {grader.name}: {error}") from None
     return filled
 
 
@@ -48,19 +48,15 @@ def check_task_graders(
                 problem.at = next(filter(None, places), None) if is_own else f"{config_path} (grade)"
                 raise problem.prefixed(f"task {task.id}: grade {tested.name}")
         if not graders and not task.evaluate_tool:
-            raise UsageError(
-                f"task {task.id} has no grader: evaluate_tool and grade are missing",
-                code="BK-GRADER",
-                hint='add a grader to the task or configuration, such as "grade": {"reply": {"exact": "42"}}',
-            )
+            hint = 'add a grader to the task or configuration, such as "grade": {"reply": {"exact": "42"}}'
+            raise _error(f"task {task.id} has no grader: evaluate_tool and grade are missing", hint)
         if any(isinstance(server, StdioServer) for server in task.mcp_config.values()):
             continue
         if grader := next((grader for grader in graders if grader.needs_folder), None):
-            raise UsageError(
+            raise _error(
                 f"task {task.id}: grade {grader.name} reads the rollout's folder, but no server of the task "
                 "has a `command`",
-                code="BK-GRADER",
-                hint="read the state with a tool call instead: `state: {tool: ...}`",
+                "read the state with a tool call instead: `state: {tool: ...}`",
             )
 
 
@@ -82,20 +78,20 @@ def _call_problem(grader: Grader, arguments: Mapping[str, Set[str]], config: Gym
                 continue  # a limit also applies if the tool does not exist
             action = config.actions.get(call.tool)
             near = [action.tool] if action is not None and action.tool else closest(call.tool, arguments)
-            return UsageError(
-                f"no action of the model calls the tool {call.tool!r}",
-                code="BK-GRADER",
-                hint=suggestion(near) or f"use one of the tools in action_mappings: {', '.join(arguments)}",
-            )
+            hint = suggestion(near) or f"use one of the tools in action_mappings: {', '.join(arguments)}"
+            return _error(f"no action of the model calls the tool {call.tool!r}", hint)
         for name in (*call.arguments, *call.matching):
             if name not in known:
-                return UsageError(
+                return _error(
                     f"no action of the model sets the argument {name!r} of the tool {call.tool!r}",
-                    code="BK-GRADER",
-                    hint=suggestion(closest(name, known))
+                    suggestion(closest(name, known))
                     or f"use one of the arguments: {', '.join(sorted(known)) or 'none'}",
                 )
     return None
+
+
+def _error(message: str, hint: str | None = None) -> UsageError:
+    return UsageError(message, code="BK-GRADER", hint=hint)
 
 
 def _graded_calls(grader: Grader) -> Iterator[ExpectedCall]:
