@@ -179,7 +179,19 @@ class _Conversation:
             if self._stop_reason is not None:
                 break
         if self._native:
-            return _tool_messages(reply, parsed, results)
+            outputs = {call.call_id: text for call, text in results}
+            outputs |= {
+                problem.call_id: f"Invalid tool call: {problem.message}" for problem in parsed.problems
+            }
+            return [
+                {
+                    "role": "tool",
+                    "tool_call_id": call["id"],
+                    "name": call["function"]["name"] or "unknown",
+                    "content": outputs.get(call["id"], _NOT_RUN),
+                }
+                for call in reply.message["tool_calls"]
+            ]
         texts = [f"<result>\n{text}\n</result>" for _, text in results]
         texts += [f"Invalid tool call: {problem.message}" for problem in parsed.problems]
         return [{"role": "user", "content": "\n".join(texts) or _NO_CALL}]
@@ -231,23 +243,6 @@ class _Conversation:
             text = f"Error: {text}"
         notes = [f"({count} {kind} not shown)" for kind, count in result.dropped.items()]
         return "\n".join([text, *notes] if text else notes or ["(no output)"])
-
-
-def _tool_messages(
-    reply: Reply, parsed: ParsedReply, results: Sequence[tuple[ParsedCall, str]]
-) -> list[Message]:
-    """Return one message per native call, in the order of the calls."""
-    texts = {call.call_id: text for call, text in results}
-    texts |= {problem.call_id: f"Invalid tool call: {problem.message}" for problem in parsed.problems}
-    return [
-        {
-            "role": "tool",
-            "tool_call_id": call["id"],
-            "name": call["function"]["name"] or "unknown",
-            "content": texts.get(call["id"], _NOT_RUN),
-        }
-        for call in reply.message["tool_calls"]
-    ]
 
 
 def _build_components(counts: _Counts) -> dict[str, float]:
