@@ -93,7 +93,11 @@ def find_source(env: str | None, *, command: str | None, headers: Mapping[str, s
         return _lock_source(read_lock(path), path.parent)
     image = parse_image(env)
     if image is not None and (image.tag or image.digest) and not _is_path(env):
-        return _image_source(image)
+        return EnvironmentSource(
+            environment=_image_environment_name(image),
+            open_server=lambda: _image_server(image.tagged),
+            display_name=image.tagged,
+        )
     raise _unknown_environment(env, image)
 
 
@@ -190,14 +194,6 @@ def _url_source(url: str, headers: Mapping[str, str]) -> EnvironmentSource:
     context = nullcontext(server)
     return EnvironmentSource(
         environment=name, open_server=lambda: context, display_name=redact_url(url), task_server=server
-    )
-
-
-def _image_source(image: ImageName) -> EnvironmentSource:
-    return EnvironmentSource(
-        environment=_image_environment_name(image),
-        open_server=lambda: _image_server(image.tagged),
-        display_name=image.tagged,
     )
 
 
