@@ -97,19 +97,14 @@ def config_text(recipe: Recipe, argv: Sequence[str] = ()) -> str:
     if ("orchestrator", "token_batch_size") in assigned and _BATCH_SIZE not in assigned:
         del settings.get(_BATCH_SIZE[:-1])[_BATCH_SIZE[-1]]
     for path, value in list(settings.leaves()):
+        if value is None and shape_at(RLConfig, path) is None:
+            message = f"{dotted(path)}: a TOML file cannot represent None here"
+            raise UsageError(message, code="BK-CONFIG-VALUE", hint="Leave the argument out")
         if value is None:
-            settings.get(path[:-1])[path[-1]] = _none_text(path)
+            settings.get(path[:-1])[path[-1]] = "None"
     evaluation, steps = settings.get(_INTERVAL[:-1]), settings.get(("max_steps",))
     if isinstance(evaluation, dict) and isinstance(steps, int) and _INTERVAL not in assigned:
         evaluation[_INTERVAL[-1]] = steps  # evaluate after the last step, also if a flag changed max_steps
     head = "# Written by `buckeye rl`. To start this run again, in the same folder:\n"
     head += f"#   buckeye rl @ {recipe.file} --output-dir NEW_DIR\n\n"
     return head + tomli_w.dumps(settings.values)
-
-
-def _none_text(path: KeyPath) -> str:
-    """Return the text for None in a TOML file. Raises UsageError unless the path is a setting."""
-    if shape_at(RLConfig, path) is None:
-        message = f"{dotted(path)}: a TOML file cannot represent None here"
-        raise UsageError(message, code="BK-CONFIG-VALUE", hint="Leave the argument out")
-    return "None"
