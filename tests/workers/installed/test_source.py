@@ -8,7 +8,7 @@ from buckeye.errors import BuckeyeError, UsageError
 from buckeye.workers.installed.install import InstallRequest, _Installation
 from buckeye.workers.installed.install_source import WITHOUT_ADAPTER, parse_source
 from buckeye.workers.installed.private_index import hub_account
-from buckeye.workers.installed.venv import Installer, NeededPython, find_needed_python
+from buckeye.workers.installed.venv import Installer, find_needed_python
 
 HUB = "https://hub.primeintellect.ai/harleycooper/simple/"
 
@@ -119,7 +119,7 @@ def test_any_text_is_a_source_or_a_usage_error(text):
     ],
 )
 def test_required_python_is_parsed_from_installer_output(said, specifier, version):
-    assert find_needed_python(said) == NeededPython(specifier, version)
+    assert find_needed_python(said) == (specifier, version)
 
 
 @pytest.mark.parametrize("said", ["no such package", "does not satisfy Python>=4", "Requires-Python >=x"])

@@ -131,12 +131,13 @@ class _Installation:
                     error.hint = near
                 if (needed := find_needed_python(str(error))) is None:
                     raise
+                specifier, suitable = needed
                 version, command = installer.python_version(), f"buckeye env install {self.request.what}"
                 raise BuckeyeError(
-                    f"{source.env_id}, or one of its dependencies, requires Python {needed.specifier}, not "
+                    f"{source.env_id}, or one of its dependencies, requires Python {specifier}, not "
                     f"{version}: {error.message}",
                     code="BK-ENV-INSTALL",
-                    hint=f"use another interpreter: {command} --python {needed.version}",
+                    hint=f"use another interpreter: {command} --python {suitable}",
                 ) from None
         pins = pins_of(installer.distributions())
         environment = InstalledEnvironment(

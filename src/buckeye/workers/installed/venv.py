@@ -144,16 +144,11 @@ class Installer:
         return [str(self.python), "-m", "pip"]
 
 
-@dataclass(frozen=True, slots=True)
-class NeededPython:
-    """Python versions that a package requires, and the supported release nearest to the running Python."""
+def find_needed_python(output: str) -> tuple[str, str] | None:
+    """Return the required Python if an installer failed because of the interpreter's version, else None.
 
-    specifier: str
-    version: str
-
-
-def find_needed_python(output: str) -> NeededPython | None:
-    """Return the required Python if an installer failed because of the interpreter's version, else None."""
+    This is the specifier of the package, and the supported release nearest to the running Python.
+    """
     found = _PYTHON_MISMATCH.search(re.sub(r"\s*\n[\s|]*", " ", output))
     if found is None:
         return None
@@ -165,7 +160,7 @@ def find_needed_python(output: str) -> NeededPython | None:
     current_minor = sys.version_info.minor
     for minor in sorted(_PYTHONS, key=lambda minor: abs(minor - current_minor)):
         if any(specifier.contains(f"3.{minor}.{patch}") for patch in (0, _LATEST_PATCH)):
-            return NeededPython(text, f"3.{minor}")
+            return text, f"3.{minor}"
     return None
 
 
