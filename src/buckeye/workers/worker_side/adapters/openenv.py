@@ -153,7 +153,7 @@ class OpenEnvEpisode:
     async def step(self, reply: str) -> Step:
         self._turns += 1
         stop_reason = "max_steps" if self._turns >= self._adapter.max_steps else ""
-        action = self._action(reply)
+        action = {self._adapter.field: reply} if self._adapter.field else _last_object(reply)
         answer: Json = {"type": "error", "data": {}}
         if isinstance(action, dict):
             answer = await self._ask("step", action)
@@ -166,11 +166,6 @@ class OpenEnvEpisode:
         data = answer["data"]
         stop_reason = "done" if data.get("done") else stop_reason
         return Step(reward=data.get("reward"), messages=[_message(data)], stop_reason=stop_reason)
-
-    def _action(self, reply: str) -> Any:
-        if self._adapter.field:
-            return {self._adapter.field: reply}
-        return _last_object(reply)
 
     async def _ask(self, kind: str, data: Json) -> Json:
         """Send a request. If the server refused the session, the answer is its error."""
