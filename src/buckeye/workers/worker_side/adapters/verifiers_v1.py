@@ -130,9 +130,7 @@ class VerifiersV1(Adapter):
         return map(loaders.load_judge, self._envs["train"].config.taskset.task.judges)
 
     def tasks(self, split: str) -> Iterator[Json]:
-        return self._iterate_tasks(split, self._envs[split].taskset)
-
-    def _iterate_tasks(self, split: str, taskset: Any) -> Iterator[Json]:
+        taskset = self._envs[split].taskset
         limit = self._limit or (None if taskset.bounded else ENDLESS_LIMIT)
         for index, task in enumerate(taskset if limit is None else taskset.take(limit)):
             row = task.data.model_dump(mode="json", exclude_none=True)
