@@ -334,11 +334,9 @@ class DiagnosisFacts:
     def measured_tolerance(self) -> float:
         """Tolerance in nats, measured on the first weights; at most `rounding_tolerance`."""
         first = self.tokens.initial_logprob_gap()
-        return (
-            min(self.rounding_tolerance, max(1e-5, 5 * rms(first)))
-            if len(first) >= 20
-            else self.rounding_tolerance
-        )
+        if len(first) < 20:
+            return self.rounding_tolerance
+        return min(self.rounding_tolerance, max(1e-5, 5 * rms(first)))
 
     def finding(
         self,
