@@ -85,15 +85,8 @@ async def certify(
     settings = with_variables(options.variables)
     if not isinstance(environment, WorkerEnvironment):  # a worker opens it in the same way
         settings = replace(settings, module=loading.__name__)
-    measured, ran = await measure_sessions(
-        env_id,
-        args,
-        settings,
-        probes_of(environment),
-        sessions=sessions,
-        budget=options.budget,
-        progress=options.progress,
-    )
+    probes = probes_of(environment)
+    measured, ran = await measure_sessions(env_id, args, settings, probes, sessions, options)
     checks = [*_from_report(report), *measured, installed_parity(env_id, args, ran)]
     return {
         "format": FORMAT,

@@ -41,6 +41,7 @@ from buckeye.evaluation.certify.sessions import (
     run_sessions,
 )
 from buckeye.evaluation.checks.result import shortened
+from buckeye.evaluation.env_check import CheckOptions
 from buckeye.workers.environment import WorkerEnvironment
 from buckeye.workers.loading import open_environment
 
@@ -98,14 +99,13 @@ async def measure_sessions(
     args: Mapping[str, Any],
     settings: WorkerSettings,
     probes: Sequence[Probe],
-    *,
     sessions: int,
-    budget: float,
-    progress: Callable[[str], None] = lambda _: None,
+    options: CheckOptions,
 ) -> tuple[list[Measurement], list[Session]]:
     """Run sessions in two new worker processes, `sessions` of them side by side.
 
-    Return the checks, and the sessions that ran one by one. They take at most 40, or twice `budget` seconds.
+    Return the checks, and the sessions that ran one by one. They take at most 40 seconds, or twice
+    the budget of `options`.
     """
     settings = replace(settings, isolation="process", max_turns=MAX_TURNS, cancel_timeout=_CANCEL_SECONDS)
     with separate_temporary_folder() as temporary:
@@ -118,10 +118,11 @@ async def measure_sessions(
             plans = make_plans(tasks, probes, min(sessions, _MAX_PLANS))
             for each in workers:  # imports and first connections
                 await run_session(each, PlannedPolicy(plans[0]))
-            bench = _Bench((workers[0], workers[1]), time.monotonic(), max(budget, _MIN_SECONDS), progress)
+            budget = max(options.budget, _MIN_SECONDS)
+            bench = _Bench((workers[0], workers[1]), time.monotonic(), budget, options.progress)
             checks = await _measure(bench, plans, sessions, temporary)
             if bench.reference:
-                progress("replies that are hard to grade")
+                options.progress("replies that are hard to grade")
                 checks.append(await _check_grading_time(workers[1], make_hard_plans(tasks, probes)))
             return checks, bench.reference
         finally:
