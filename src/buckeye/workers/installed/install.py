@@ -67,31 +67,25 @@ def install_environment(request: InstallRequest, report: Report) -> InstalledEnv
 def _check_free(folder: Path, request: InstallRequest) -> None:
     if not folder.exists():
         return
-    installed = _find_replaced(folder, request)
-    if installed is not None and not request.force:
-        raise UsageError(
-            f"{installed.name} {installed.version} is installed already, from {installed.source}",
-            code="BK-FILE-EXISTS",
-            hint=f"replace it: buckeye env install {request.what} --force",
-        )
-    refuse_if_used(folder)
-
-
-def _find_replaced(folder: Path, request: InstallRequest) -> InstalledEnvironment | None:
-    """Return the environment installed in `folder`; None if its record is damaged and `force` is set."""
     try:
         installed = read_record(folder)
     except BuckeyeError:
-        if request.force:
-            return None
-        raise
-    if installed is None:
-        raise UsageError(
-            f"{folder} exists, but is not an installed environment",
-            code="BK-FILE-EXISTS",
-            hint="move or delete the folder",
-        )
-    return installed
+        if not request.force:  # else replace the environment with the damaged record
+            raise
+    else:
+        if installed is None:
+            raise UsageError(
+                f"{folder} exists, but is not an installed environment",
+                code="BK-FILE-EXISTS",
+                hint="move or delete the folder",
+            )
+        if not request.force:
+            raise UsageError(
+                f"{installed.name} {installed.version} is installed already, from {installed.source}",
+                code="BK-FILE-EXISTS",
+                hint=f"replace it: buckeye env install {request.what} --force",
+            )
+    refuse_if_used(folder)
 
 
 def _pinned(source: InstallSource, lock: LockFile | None) -> InstallSource:
