@@ -96,8 +96,9 @@ def _verifiers_interface(
     """Return the interface to `verifiers`, or None if the distribution has none."""
     module, sources = _module_name(distribution), _source_texts(distribution)
     required = [r for r in requirements if r.name == "verifiers" and not _extras_of(r)]
+    uses_v1 = any(map(_USES_V1.search, sources))
     if required:
-        return _verifiers_interface_of(module, required[0].specifier, any(map(_USES_V1.search, sources)), ())
+        return _verifiers_interface_of(module, required[0].specifier, uses_v1, ())
     offered = {e: r for r in requirements if r.name == "verifiers" for e in _extras_of(r)}
     chosen = [e for e in extras if e in offered]
     if offered:
@@ -106,10 +107,8 @@ def _verifiers_interface(
         by_age = sorted(offered, key=lambda e: not offered[e].specifier.contains(_V0_RELEASE))
         extra = chosen[0] if chosen else by_age[0]
         return _verifiers_interface_of(module, offered[extra].specifier, False, (extra,))
-    if any(map(_USES_V1.search, sources)):
-        return _v1_interface(module, ())
-    if _entry_point(distribution) is None and any(map(_HAS_LOADER.search, sources)):
-        return _v0_interface(module, SpecifierSet(), ())
+    if uses_v1 or (_entry_point(distribution) is None and any(map(_HAS_LOADER.search, sources))):
+        return _verifiers_interface_of(module, SpecifierSet(), uses_v1, ())
     return None
 
 
@@ -118,28 +117,20 @@ def _verifiers_interface_of(
 ) -> Interface:
     allows_v0, allows_v1 = specifier.contains(_V0_RELEASE), specifier.contains(_V1_RELEASE, prereleases=True)
     if allows_v1 and (uses_v1 or not allows_v0):
-        return _v1_interface(module, extras)
-    return _v0_interface(module, specifier, extras)
-
-
-def _v0_interface(module: str, specifier: SpecifierSet, extras: tuple[str, ...]) -> Interface:
-    release = f"verifiers=={_V0_RELEASE}" if specifier.contains(_V0_RELEASE) else "verifiers<0.4"
+        return Interface(
+            generation="verifiers-v1",
+            module=module,
+            extras=extras,
+            requirements=("verifiers", "uv"),  # `uv` runs the harnesses of verifiers v1
+            constraints=("verifiers>=0.4,<0.5",),
+        )
+    release = f"verifiers=={_V0_RELEASE}" if allows_v0 else "verifiers<0.4"
     return Interface(
         generation="verifiers-v0",
         module=module,
         extras=extras,
         requirements=("verifiers",),
         constraints=(release, "renderers<0.1.11", "openai<3", "mcp<2", "transformers<6"),
-    )
-
-
-def _v1_interface(module: str, extras: tuple[str, ...]) -> Interface:
-    return Interface(
-        generation="verifiers-v1",
-        module=module,
-        extras=extras,
-        requirements=("verifiers", "uv"),  # `uv` runs the harnesses of verifiers v1
-        constraints=("verifiers>=0.4,<0.5",),
     )
 
 
