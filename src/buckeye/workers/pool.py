@@ -72,11 +72,8 @@ class WorkerPool:
         return (await self._worker_at(self._slots[0])).info
 
     async def _request_tasks(self, split: str) -> list[dict[str, Any]] | str:
-        worker = await self._worker_at(self._slots[0])
-        response, pages = await worker.request(
-            {"type": "tasks", "split": split},
-            seconds=self.settings.tasks_timeout,
-            operation=f"listing the {split!r} tasks",
+        response, pages = await self._ask(
+            {"type": "tasks", "split": split}, self.settings.tasks_timeout, f"listing the {split!r} tasks"
         )
         if "missing" in response:
             return str(response["missing"])
@@ -89,10 +86,7 @@ class WorkerPool:
 
         Raises BoundaryError if the check fails, or takes longer than `seconds`.
         """
-        worker = await self._worker_at(self._slots[0])
-        response, _ = await worker.request(
-            {"type": "isolation"}, seconds=seconds, operation="the isolation check"
-        )
+        response, _ = await self._ask({"type": "isolation"}, seconds, "the isolation check")
         return (
             {str(key): str(value) for key, value in response.items()} if isinstance(response, dict) else None
         )
@@ -102,11 +96,13 @@ class WorkerPool:
 
         Raises BoundaryError if the worker does not answer within `seconds`.
         """
-        worker = await self._worker_at(self._slots[0])
-        response, _ = await worker.request(
-            {"type": "asyncio_tasks"}, seconds=seconds, operation="the count of asyncio tasks"
-        )
+        response, _ = await self._ask({"type": "asyncio_tasks"}, seconds, "the count of asyncio tasks")
         return int(response)
+
+    async def _ask(self, frame: dict[str, Any], seconds: float, operation: str) -> tuple[Any, list[Any]]:
+        """Send a request to the first worker, and return its response and the pages before it."""
+        worker = await self._worker_at(self._slots[0])
+        return await worker.request(frame, seconds=seconds, operation=operation)
 
     async def rollout(self, request: Mapping[str, Any], *, slot: int | None) -> tuple[Any, int]:
         """Run a rollout in a given slot, or in the least busy worker.
