@@ -203,6 +203,7 @@ def test_closed_output_does_not_block_the_run(tmp_path, monkeypatch):
     run = process.RunProcess([], folder=tmp_path, variables={"PYTHONPATH": str(tmp_path)})
     run._process.wait(60)
     assert not run.is_running
+    run._printer.join(60)  # or it would print into the output of later tests
 
 
 def closed_output(*_):
