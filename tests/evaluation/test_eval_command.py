@@ -41,7 +41,7 @@ class Numbers:
     async def rollout(self, task, policy):
         reply = await policy.chat(task.messages)
         right = float(reply.text == str(task.data["n"]))
-        return Outcome(reward=right, components={"length": len(reply.text)}, stop_reason="answered")
+        return Outcome(reward=right, components={"length": len(reply.text), "turns": 9}, stop_reason="answered")
 
 
 def load_environment():
@@ -105,6 +105,7 @@ def test_figures_by_hand(environment, tmp_path):
     assert 0.0 <= report["pass@2"]["low"] < 0.5 < report["pass@2"]["high"] <= 1.0
     assert report["means"]["length"] == (1 + 1 + 1 + 2 + 2 + 2 + 2 + 2) / 8
     assert report["means"]["completion_tokens"] == 3.0
+    assert (report["means"]["turns"], report["means"]["component/turns"]) == (1.0, 9.0)
     assert report["stop_reasons"] == {"answered": 8}
     headers, body = requests[0]
     assert headers["Authorization"] == "Bearer the-secret-key"

@@ -62,6 +62,12 @@ def test_means_are_over_tasks_as_pass_at_1_is():
     json.dumps(nothing, allow_nan=False)
 
 
+def test_component_does_not_replace_a_measured_value():
+    metrics = result({"a": [1.0]}, 1, components=lambda _: {"time": 7.0, "avg@1": 8.0, "x": 9.0}).metrics()
+    assert (metrics["eval/e/time"], metrics["eval/e/avg@1"], metrics["eval/e/x"]) == (12.3, 1.0, 9.0)
+    assert (metrics["eval/e/component/time"], metrics["eval/e/component/avg@1"]) == (7.0, 8.0)
+
+
 def test_files_and_metrics_have_the_same_mean(tmp_path):
     asyncio.run(write_evaluation(tmp_path, result({"a": [1.0, 1.0], "b": [0.0, None]}, 2), {}))
     figures = json.loads((tmp_path / "e.json").read_text())

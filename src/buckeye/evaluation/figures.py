@@ -9,7 +9,7 @@ from typing import Any
 
 from buckeye.evaluation.rows import EvalRow
 from buckeye.monitor.intervals import Estimate, ScoredTask, cluster_of, mean_pass_at_k, mean_reward
-from buckeye.orchestrator.evaluation import means_over_tasks
+from buckeye.orchestrator.evaluation import add_components, means_over_tasks
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,4 +99,4 @@ def _ks(rollouts_per_task: int) -> list[int]:
 def _numbers(row: EvalRow) -> dict[str, float]:
     """Return the components of a rollout with its turns, tokens, truncation and seconds."""
     counts = ("turns", "completion_tokens", "truncated", "seconds")
-    return {**row.components, **{name: float(getattr(row, name)) for name in counts}}
+    return add_components({name: float(getattr(row, name)) for name in counts}, row.components)

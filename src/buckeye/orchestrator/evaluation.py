@@ -117,17 +117,25 @@ class EvalResult:
 
     def metrics(self, prefix: str = "eval") -> dict[str, float]:
         """Return the record for `metrics.jsonl`: mean reward, counts, time, and means of components."""
-        key = f"{prefix}/{self.env_name}"
         values = {
-            **({f"{key}/avg@{self.rollouts_per_example}": self.mean_reward} if self.rewards else {}),
-            f"{key}/num": len(self.rewards),
-            f"{key}/errored": self.errored,
-            f"{key}/time": round(self.seconds, 3),
+            **({f"avg@{self.rollouts_per_example}": self.mean_reward} if self.rewards else {}),
+            "num": len(self.rewards),
+            "errored": self.errored,
+            "time": round(self.seconds, 3),
         }
         components = means_over_tasks(
             [[r.outcome.components for r in task] for task in self.by_task.values()]
         )
-        return values | {f"{key}/{name}": mean for name, mean in components.items()}
+        named = add_components(values, components)
+        return {f"{prefix}/{self.env_name}/{name}": value for name, value in named.items()}
+
+
+def add_components(values: Mapping[str, float], components: Mapping[str, float]) -> dict[str, float]:
+    """Return `values` and `components`. A component with the name of a value becomes `component/<name>`."""
+    return {
+        **values,
+        **{f"component/{name}" if name in values else name: c for name, c in components.items()},
+    }
 
 
 async def evaluate(
