@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from tests.analysis.diagnosis.made_runs import END, FIRST, LETTERS, Made, make
 from tests.analysis.diagnosis.test_rules import FLAT, last_letter, named, rising, with_metrics
@@ -203,3 +204,33 @@ def test_replies_that_always_fail_are_shown(tmp_path, depends):
     made = Made(size=6, line=lambda line: change({**line, "number_of_rollout": next(numbers)}))
     (found,) = (one for one in diagnose(make(tmp_path / "run", made)).findings if one.name == "rollouts_fail")
     assert ("Replies that always fail: 'a' to 'room 1'" in found.seen) == depends
+
+
+@pytest.mark.parametrize("is_sorted", [True, False])
+def test_only_the_order_of_starts_is_a_drift_of_tasks(tmp_path, is_sorted):
+    """In an asynchronous run groups of short rollouts end first, and fill a batch together."""
+    starts = np.random.default_rng(0).permutation(FLAT.steps * FLAT.groups)
+
+    def change(line):
+        group = line["group"]
+        asked = "say it" if group // FLAT.groups % 2 else "what comes after a b c"
+        messages = [{"role": "user", "content": asked}, line["messages"][-1]]
+        return {**line, "messages": messages, "group": group if is_sorted else int(starts[group])}
+
+    assert ("task_drift" in named(make(tmp_path / "run", replace(FLAT, line=change)))) == is_sorted
+
+
+def test_observations_after_other_calls_may_differ(tmp_path):
+    """Calls of the model are not in the content of its messages."""
+
+    def change(line):
+        door = line["group"] + len(line["messages"][-1]["content"])
+        call = {"id": "1", "type": "function", "function": {"name": "open", "arguments": f'{{"door": {door}}}'}}
+        opens = {"role": "assistant", "content": "", "tool_calls": [call]}
+        room = {"role": "tool", "tool_call_id": "1", "content": f"room {door}"}
+        asked, said = line["messages"]
+        text = f"{asked['content']} {call} {room['content']} {said['content']}"
+        return {**line, "turns": 2, "messages": [asked, opens, room, said], "text": [text]}
+
+    run = make(tmp_path / "run", Made(line=change, reward=last_letter, steps=24))
+    assert "unrepeatable_observations" not in named(run)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -45,9 +47,15 @@ def prompt_tokens(sample: Sample) -> npt.NDArray[np.int32]:
     return sample.token_ids[: places[0]] if len(places) else sample.token_ids
 
 
+def message_text(message: Mapping[str, Any]) -> str:
+    """Return the content of a message, and its tool calls without their ids."""
+    calls = [call.get("function") for call in message.get("tool_calls") or ()]
+    return f"{message.get('content')}{json.dumps(calls)}" if calls else str(message.get("content"))
+
+
 def continuations(rollout: RecordedRollout) -> Iterator[tuple[tuple[str, ...], str]]:
     """Yield each observation after the first reply, with the contents of all messages before it."""
-    contents, has_begun = [str(message.get("content")) for message in rollout.messages], False
+    contents, has_begun = [message_text(message) for message in rollout.messages], False
     for at, message in enumerate(rollout.messages):
         is_reply = message.get("role") == "assistant"
         if has_begun and not is_reply:

@@ -15,6 +15,7 @@ from itertools import chain
 import numpy as np
 
 from buckeye.analysis.diagnosis.facts import DiagnosisFacts, Result
+from buckeye.analysis.diagnosis.prompts import message_text
 from buckeye.analysis.diagnosis.statistics import cross_validated_fit, share_interval
 from buckeye.monitor.conversation import prompt_text
 
@@ -135,7 +136,7 @@ def _replies(facts: DiagnosisFacts, split: str) -> _Replies:
     found, columns = _Replies(), "env || ':' || task, reward, min(step)"
     for rollout, (task, reward, _) in facts.rollouts(where, split, _MOST_REPLIES, columns=columns):
         if rollout.messages:
-            reply = str(rollout.messages[-1].get("content")).strip()
+            reply = message_text(rollout.messages[-1]).strip()
             found.rewards.setdefault(reply, {}).setdefault(task, reward)
             found.words.setdefault(task, set(_WORD.findall(prompt_text(rollout.messages).lower())))
     return found

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from buckeye.analysis.diagnosis.facts import RECENT, DiagnosisFacts, Place, Result
-from buckeye.analysis.diagnosis.prompts import continuations, cut_texts, prompt_tokens
+from buckeye.analysis.diagnosis.prompts import continuations, cut_texts, message_text, prompt_tokens
 from buckeye.analysis.diagnosis.statistics import SURE, is_below, share_interval
 from buckeye.base.columns import counted
 from buckeye.monitor.finding import Finding
@@ -73,7 +73,7 @@ def _failing_actions(facts: DiagnosisFacts, rows: Sequence[tuple[Any, ...]]) -> 
         rollout = facts.run.text_at(*place)
         if rollout is not None and rollout.messages and rollout.messages[-1].get("role") == "assistant":
             last = 2 if any(continuations(rollout)) else 1  # the prompt is that of one task
-            contents = [str(message.get("content")).strip() for message in rollout.messages[-last:]]
+            contents = [message_text(message).strip() for message in rollout.messages[-last:]]
             ends[tuple(contents)].append(bool(has_failed))
     always = {end: len(found) for end, found in ends.items() if all(found) and len(found) >= _OFTEN}
     count = sum(sum(found) for found in ends.values())
@@ -118,7 +118,7 @@ def observations(facts: DiagnosisFacts) -> Result:
         for at in range(replies[0] + 1, replies[-1]) if replies else ():
             if at in replies:
                 continue
-            actions.add(str(rollout.messages[at - 1].get("content")))
+            actions.add(message_text(rollout.messages[at - 1]))
             content = rollout.messages[at].get("content")
             if isinstance(content, str):
                 text = "".join(content.split())
@@ -190,7 +190,7 @@ def equal_observations(facts: DiagnosisFacts) -> Result:
     for task, rollout in _first_of_turns(facts, 2):
         seen |= {observation for _, observation in continuations(rollout)}
         tasks.add(task)
-        replies = [str(one.get("content")) for one in rollout.messages if one.get("role") == "assistant"]
+        replies = [message_text(one) for one in rollout.messages if one.get("role") == "assistant"]
         rewards["\0".join(replies)].setdefault(task, rollout.reward or 0.0)
     if len(tasks) < _MIN_OBSERVATIONS:
         return None
@@ -226,7 +226,7 @@ def failing_observations(facts: DiagnosisFacts) -> Result:
             if before.get("role") == "assistant" and message.get("role") != "assistant":
                 text = str(message.get("content"))
                 invalid += _INVALID.search(text) is not None
-                answers[str(before.get("content")).strip()].append(_ERROR.match(text) is not None)
+                answers[message_text(before).strip()].append(_ERROR.match(text) is not None)
     count, errors = sum(map(len, answers.values())), sum(map(sum, answers.values()))
     sometimes = sum(sum(found) for found in answers.values() if not all(found))
     measured = (

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from buckeye.analysis.diagnosis.facts import LONG, RECENT, DiagnosisFacts, Result
 from buckeye.analysis.diagnosis.links.answers import narrow_tasks
-from buckeye.analysis.diagnosis.prompts import continuations, cut_texts, token_features
+from buckeye.analysis.diagnosis.prompts import continuations, cut_texts, message_text, token_features
 from buckeye.analysis.diagnosis.statistics import centered, explained_by_window, is_below, share_interval
 from buckeye.base.columns import counted
 from buckeye.monitor.conversation import prompt_text
@@ -97,12 +97,12 @@ def drift(facts: DiagnosisFacts) -> Result:
 
     The measured quantity is the adjusted R^2 of the characters of the prompts on the batches. In a random
     order it is 0 on average. It is compared with shuffled orders. Groups that are not trained count too,
-    because the choice of trained groups changes while the policy learns. Each environment is measured apart,
-    because the first batches have more tasks of a fast one.
+    because the choice of trained groups changes while the policy learns. Groups count in the order of their
+    start, and each environment is measured apart, because short rollouts end, and are trained, first.
     """
     rows = facts.query(
         "SELECT step, path, at, bytes, grp, number, env, min(number) FROM rollouts WHERE {trained} "
-        "GROUP BY step, grp ORDER BY step, grp"
+        "GROUP BY step, grp ORDER BY grp, step"
     )
     rows = rows[:: max(1, len(rows) // _MOST_GROUPS)]
     rollouts = [facts.run.text_at(*row[1:6]) for row in rows]
@@ -112,6 +112,7 @@ def drift(facts: DiagnosisFacts) -> Result:
         if one is not None
     ]
     steps, envs, prompts = zip(*known, strict=True) if known else ((), (), ())
+    steps = tuple(sorted(steps))
     if len(steps) < _MIN_GROUPS or len(set(steps)) < 4:
         return None
     texts = [np.frombuffer(prompt.encode(errors="replace"), np.uint8) for prompt in prompts]
@@ -241,7 +242,7 @@ def _continued(rollouts: Iterable[RecordedRollout]) -> dict[tuple[str, ...], set
     for rollout in rollouts:
         for before, observation in continuations(rollout):
             found[before].add(observation)
-        found[tuple(str(one.get("content")) for one in rollout.messages)].add(f"{rollout.reward:.6g}")
+        found[tuple(map(message_text, rollout.messages))].add(f"{rollout.reward:.6g}")
     return found
 
 
