@@ -107,7 +107,8 @@ def _failed(installed: InstalledEnvironment, problem: str, code: str = "BK-ENV-F
     return BuckeyeError(
         f"{installed.id} is installed, but {problem}",
         code=code,
-        hint=f"check its interpreter {installed.python}, or remove it: buckeye env remove {installed.id}",
+        hint=f"if it needs arguments, pass them at its use: buckeye env play {installed.id} --arg NAME=VALUE. "
+        f"Else check its interpreter {installed.python}, or remove it: buckeye env remove {installed.id}",
     )
 
 
