@@ -78,8 +78,10 @@ AS_IT_WAS = [f"{LORA}.rank", 4, f"{LORA}.target-modules", "q_proj,v_proj", f"{LO
             [*AS_IT_WAS, "--trainer.optim.type", "muon"],
             "muon: the checkpoint has the state of adamw",
         ),
+        ("adapter", [*AS_IT_WAS, f"{LORA}.rank", 8], "lora.rank = 8: the checkpoint has 4"),
+        ("adapter", [*AS_IT_WAS, f"{LORA}.alpha", 3], "lora.alpha = 3.0: the checkpoint has 16.0"),
     ],
-    ids=range(6),
+    ids=range(8),
 )
 def test_resume_refuses_incompatible_settings(runner, model_run, adapter_run, checkpoint, words, reason):
     made = {"model": model_run, "adapter": adapter_run}[checkpoint]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -19,8 +20,8 @@ def check_resumable(
 ) -> None:
     """Raise UsageError, with every reason, if the trainer could not resume from a checkpoint.
 
-    The function compares the number of steps, the type of the optimizer, and whether an adapter or a complete
-    model is trained. The trainer checks all other settings. `section` is the prefix of the names of settings
+    The function compares the number of steps, the type of the optimizer, whether an adapter or a complete
+    model is trained, and rank and alpha of the adapter if they are set. The trainer checks all other settings. `section` is the prefix of the names of settings
     in messages.
     """
     from safetensors import SafetensorError
@@ -48,11 +49,16 @@ def _step_problems(trainer: TrainerConfig | SFTConfig, step: int, state: Path) -
 
 
 def _weight_problems(trainer: TrainerConfig | SFTConfig, step: int, state: Path) -> Iterator[str]:
-    has_adapter = (state / "adapter").is_dir()
-    if trainer.model.experimental.lora is not None and not has_adapter:
+    has_adapter, lora = (state / "adapter").is_dir(), trainer.model.experimental.lora
+    if lora is not None and not has_adapter:
         yield f"{_LORA}: the checkpoint has a complete model and no adapter"
-    elif trainer.model.experimental.lora is None and has_adapter:
+    elif lora is None and has_adapter:
         yield f"{_LORA}: not set, but the checkpoint has an adapter and no complete model"
+    elif lora is not None:
+        recorded = json.loads((state / "adapter" / "adapter_config.json").read_text(encoding="utf-8"))
+        for name, key in (("rank", "r"), ("alpha", "lora_alpha")):
+            if name in lora.model_fields_set and getattr(lora, name) != recorded[key]:
+                yield f"{_LORA}.{name} = {getattr(lora, name)}: the checkpoint has {recorded[key]}"
 
 
 def _optimizer_problems(trainer: TrainerConfig | SFTConfig, step: int, state: Path) -> Iterator[str]:
