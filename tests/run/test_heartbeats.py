@@ -7,7 +7,10 @@ import time
 import pytest
 
 from buckeye.base.process import RunIdentity
+from buckeye.config.load import load_config
+from buckeye.config.rl import RLConfig
 from buckeye.launch.processes import Processes
+from buckeye.launch.recorder import Recorder
 from tests.run.conftest import role
 from tests.waiting import wait_for
 
@@ -147,3 +150,18 @@ def test_the_gateway_expects_the_key_that_rollouts_send(tmp_path, kind, has_key)
     child = started.start(role(f"{code}print(os.environ.get('BUCKEYE_API_KEY'))", kind=kind))
     assert child.process.wait() == 0
     assert child.stdout.read_text().split() == ["made-for-this-run" if has_key else "None"]
+
+
+def test_run_without_its_trainer_is_not_ready(processes, tmp_path):
+    """Between an early failure of the trainer and its restart, only the servers are left."""
+    config = load_config(RLConfig, ["--trainer", "--orchestrator", "--output-dir", str(tmp_path)])
+    recorder = Recorder(config, RunIdentity(run_id="local", attempt=1), ["new"], None, earlier=None)
+    code = f"{HEARTBEATS}heartbeat.ready()\ntime.sleep(60)"
+    server = processes.start(role(code, kind="inference"))
+    listen(server, lambda: server.heartbeats.ready)
+    recorder.observe(processes)
+    assert recorder.record.state == "starting"
+    trainer = processes.start(role(code))
+    listen(trainer, lambda: trainer.heartbeats.ready)
+    recorder.observe(processes)
+    assert recorder.record.state == "running"

@@ -90,7 +90,8 @@ class Recorder:
         """Record the changes since the last call. The supervisor calls this method in each tick."""
         changed = self._observe_children(processes.children)
         self._observe_files()
-        ready = bool(self._processes) and all(record.ready for record in self._processes.values())
+        is_complete = bool(processes.of_kind("trainer"))  # before a restart the servers are alone
+        ready = is_complete and all(record.ready for record in self._processes.values())
         if ready and self.record.state == "starting":
             self.note("ready", process="all")
             self._record_config()
