@@ -41,7 +41,8 @@ class Numbers:
     async def rollout(self, task, policy):
         reply = await policy.chat(task.messages)
         right = float(reply.text == str(task.data["n"]))
-        return Outcome(reward=right, components={"length": len(reply.text), "turns": 9}, stop_reason="answered")
+        components = {"length": len(reply.text), "turns": 9}
+        return Outcome(reward=right, components=components, stop_reason="answered")
 
 
 def load_environment():

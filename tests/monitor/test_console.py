@@ -1,8 +1,11 @@
 """A process whose terminal or reader disappears."""
 
 import os
+import pty
 import subprocess
 import sys
+
+import pytest
 
 PRINTS_ON = """
 import logging, sys
@@ -33,3 +36,26 @@ def test_work_goes_on_and_is_logged_when_nobody_reads_what_is_printed(tmp_path, 
     lines = [line.partition("] ")[2].strip() for line in (tmp_path / "run.log").read_text().splitlines()]
     assert [line for line in lines if line.startswith("INFO")] == [f"INFO line {i}" for i in range(3)]
     assert lines[0] == wording
+
+
+@pytest.mark.parametrize(
+    ("variables", "is_colored"),
+    [({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)],
+    ids=["", "NO_COLOR", "dumb"],
+)
+def test_log_is_colored_unless_the_terminal_or_user_refuses(variables, is_colored):
+    code = "from buckeye.monitor.log import logging, setup_logging; setup_logging('info', 'rl', None); "
+    code += "logging.getLogger('buckeye.test').warning('seen')"
+    environment = {key: value for key, value in os.environ.items() if key != "NO_COLOR"}
+    reading, writing = pty.openpty()
+    with open(reading, "rb", closefd=True) as reader:
+        subprocess.run(
+            [sys.executable, "-c", code],
+            stdout=writing,
+            env=environment | {"TERM": "xterm"} | variables,
+            check=True,
+        )
+        os.close(writing)
+        line = reader.readline()
+    assert b"seen" in line
+    assert (b"\x1b[33m" in line) == is_colored

@@ -131,3 +131,14 @@ def test_first_trained_steps_exclude_steps_without_tokens(tmp_path):
         write_metrics(tmp_path, ("trainer", step, 0, {"tokens_computed": tokens}))
     progress.update("")
     assert [step["tokens_computed"] for step in progress.first_trained] == [7.0, 8.0, 9.0]
+
+
+@pytest.mark.parametrize(("terminal", "is_live"), [("xterm", True), ("dumb", False)])
+def test_dumb_terminal_gets_no_escape_codes(tmp_path, monkeypatch, terminal, is_live):
+    monkeypatch.setenv("TERM", terminal)
+    stream = Terminal()
+    progress = Progress(tmp_path / "metrics.jsonl", max_steps=20, stream=stream)
+    write_metrics(tmp_path, *((r["process"], r["step"], 0, r) for r in (batch(0, 0.1), record("trainer", 0))))
+    progress.update("waiting")
+    assert ("\x1b" in stream.getvalue()) == is_live
+    assert "Step 1/20" in stream.getvalue()

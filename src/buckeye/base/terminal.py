@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import textwrap
@@ -9,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
+from typing import TextIO
 
 FIRST_LINE, RAREST_LINE = 5.0, 60.0
 """Pauses in seconds between the lines that `status_line` prints if stderr is not a terminal.
@@ -18,6 +20,11 @@ FIRST_LINE, RAREST_LINE = 5.0, 60.0
 
 _MAX_LINES = 200
 _MIN_WIDTH = 40
+
+
+def has_escape_codes(stream: TextIO) -> bool:
+    """Return True if a stream is a terminal that understands escape codes."""
+    return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
 def can_prompt(*, yes: bool, as_json: bool) -> bool:

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from textwrap import wrap
 
+from buckeye.base.terminal import has_escape_codes
 from buckeye.cli.tree import TITLES, child_commands
 
 Rows = Sequence[tuple[str, str]]
@@ -95,5 +96,5 @@ def _width() -> int:
 
 def _styled(text: str, code: str) -> str:
     """Return `text` in a terminal style if stdout is a terminal, else unchanged."""
-    plain = not sys.stdout.isatty() or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    plain = not has_escape_codes(sys.stdout) or os.environ.get("NO_COLOR")
     return text if plain or not text.strip() else f"\x1b[{code}m{text}\x1b[0m"

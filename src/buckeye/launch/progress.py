@@ -12,6 +12,7 @@ from typing import TextIO
 
 from buckeye.base.columns import quoted
 from buckeye.base.storage import step_directories
+from buckeye.base.terminal import has_escape_codes
 from buckeye.launch.preflight.trainer_forecast import (
     MEASURED_STEPS,
     RefinedForecast,
@@ -46,7 +47,7 @@ class Progress:
         stream: TextIO | None = None,
     ) -> None:
         self._stream = stream or sys.stdout
-        self._live = self._stream.isatty()
+        self._live = has_escape_codes(self._stream)
         self._tail = MetricsTail(metrics)
         self._metrics = RunMetrics()
         self._max_steps = max_steps

@@ -21,8 +21,8 @@ def check_resumable(
     """Raise UsageError, with every reason, if the trainer could not resume from a checkpoint.
 
     The function compares the number of steps, the type of the optimizer, whether an adapter or a complete
-    model is trained, and rank and alpha of the adapter if they are set. The trainer checks all other settings. `section` is the prefix of the names of settings
-    in messages.
+    model is trained, and rank and alpha of the adapter if they are set. The trainer checks the rest.
+    `section` is the prefix of the names of settings in messages.
     """
     from safetensors import SafetensorError
 

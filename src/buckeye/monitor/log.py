@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from buckeye.base.json_lines import LineStream, printable
+from buckeye.base.terminal import has_escape_codes
 from buckeye.monitor.console import protect_output
 
 SUCCESS = 25
@@ -46,7 +47,8 @@ def setup_logging(level: str, process: str, log_file: Path | None) -> None:
         handler.close()
     protect_output()
     stream = logging.StreamHandler(sys.stdout)
-    stream.setFormatter(_Formatter(colour=sys.stdout.isatty()))
+    colour = has_escape_codes(sys.stdout) and not os.environ.get("NO_COLOR")
+    stream.setFormatter(_Formatter(colour=colour))
     handlers: list[logging.Handler] = [stream]
     if log_file is not None:
         log_file.parent.mkdir(parents=True, exist_ok=True)

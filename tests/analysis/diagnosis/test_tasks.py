@@ -225,7 +225,11 @@ def test_observations_after_other_calls_may_differ(tmp_path):
 
     def change(line):
         door = line["group"] + len(line["messages"][-1]["content"])
-        call = {"id": "1", "type": "function", "function": {"name": "open", "arguments": f'{{"door": {door}}}'}}
+        call = {
+            "id": "1",
+            "type": "function",
+            "function": {"name": "open", "arguments": f'{{"door": {door}}}'},
+        }
         opens = {"role": "assistant", "content": "", "tool_calls": [call]}
         room = {"role": "tool", "tool_call_id": "1", "content": f"room {door}"}
         asked, said = line["messages"]

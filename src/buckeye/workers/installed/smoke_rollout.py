@@ -107,7 +107,7 @@ def _failed(installed: InstalledEnvironment, problem: str, code: str = "BK-ENV-F
     return BuckeyeError(
         f"{installed.id} is installed, but {problem}",
         code=code,
-        hint=f"if it needs arguments, pass them at its use: buckeye env play {installed.id} --arg NAME=VALUE. "
+        hint=f"if it needs arguments: buckeye env play {installed.id} --arg NAME=VALUE. "
         f"Else check its interpreter {installed.python}, or remove it: buckeye env remove {installed.id}",
     )
 
