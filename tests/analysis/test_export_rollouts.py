@@ -76,7 +76,8 @@ def test_json_lines_have_the_columns_of_the_frame_and_the_messages(run, wording)
     assert (found[0]["advantage"], json.loads(found[0]["components"])) == (0.25, {"form": 0.5})
     said = found[2]["messages"][0]["content"]
     assert said == HOSTILE.replace("planted-secret-0123456789", "(redacted)")
-    export(run, "jsonl", "--out", "again", "--step", 0, "--min-reward", 1)
+    done = export(run, "jsonl", "--out", "again", "--step", 0, "--min-reward", 1, "--json")
+    assert json.loads(done.stdout) == {"run": str(run), "directory": "again", "found": 2}
     assert [one["reward"] for one in rows(run.parent / "again" / "rollouts.jsonl")] == [1.0, 1.0]
 
 

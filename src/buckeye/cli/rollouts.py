@@ -147,7 +147,7 @@ def rollouts(
         dropped=dropped,
     )
     if export is not None:
-        _export_rollouts(directory, export, out, conditions, step)
+        _export_rollouts(directory, export, out, conditions, step, as_json)
         return
     number = _choose_step(directory, step)
     recorded, unreadable = read_rollouts(directory, number)
@@ -170,13 +170,14 @@ def rollouts(
 
 
 def _export_rollouts(
-    run: Path, kind: Format, out: Path | None, conditions: RolloutFilter, step: int | None
+    run: Path, kind: Format, out: Path | None, conditions: RolloutFilter, step: int | None, as_json: bool
 ) -> None:
     opened, directory = runs.open(run), out or run / "exports" / f"rollouts-{kind}"
     ids = opened.query("SELECT DISTINCT task FROM rollouts WHERE ? IS NULL OR step = ?", step, step)
     accepts = conditions.for_tasks(str(task) for (task,) in ids).accepts
     written = export_rollouts(opened, kind, directory, step=step, accepts=accepts)
-    print(f"{directory}: {counted(written, 'rollout')}")
+    values = {"run": str(run), "directory": str(directory), "found": written}
+    print(json.dumps(values) if as_json else f"{directory}: {counted(written, 'rollout')}")
     for problem in unreadable_in(opened):
         typer.echo(f"warning: not exported: {problem}", err=True)
 
