@@ -109,6 +109,13 @@ def test_developer_message_becomes_a_system_message_with_one_text():
     assert message.to_template_message() == {"role": "system", "content": "Be brief."}
 
 
+def test_half_a_surrogate_pair_is_replaced():
+    """Python's clients send it, for example as the result of a tool that cut an emoji."""
+    body = json.dumps({"messages": [{"role": "user", "content": "cut \ud83d, whole \ud83d\ude00"}]})
+    (message,) = parse_request(body.encode(), ChatRequest).messages
+    assert message.to_template_message()["content"] == "cut \ufffd, whole \U0001f600"
+
+
 def test_tools_are_kept_unchanged():
     tool = {"function": {"parameters": {}, "name": "f"}, "type": "function"}
     body = {"messages": MESSAGES, "tools": [tool]}

@@ -7,12 +7,14 @@ without effect, such as `presence_penalty` 0.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from itertools import accumulate
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
 
+from buckeye.base.storage import parse_json
 from buckeye.chat.messages import ChatMessage, ToolChoice, tools_problem
 from buckeye.errors import UsageError
 
@@ -224,10 +226,16 @@ def parse_request(body: bytes, kind: type[RequestT]) -> RequestT:
 
 
 def decode_json(body: bytes) -> Any:
-    """Return the value of a JSON body. Raise `UsageError` for invalid JSON."""
+    """Return the value of a JSON body. Raise `UsageError` for invalid JSON.
+
+    Half a surrogate pair, which Python's clients send for a broken text, becomes U+FFFD.
+    """
     try:
         return msgspec.json.decode(body or b"{}")
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        if b"\\ud" in body.lower():
+            with suppress(ValueError, RecursionError):
+                return parse_json(body.decode())
         raise InvalidRequestError(f"the body is not valid JSON: {error}") from error
 
 

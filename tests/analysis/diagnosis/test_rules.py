@@ -457,6 +457,14 @@ def test_tokens_of_another_reply_of_the_same_length_are_named(tmp_path, shown):
     assert ("advantages_misplaced" in named(with_tokenizer(run))) == (shown == "of another")
 
 
+def test_rollout_without_room_for_a_second_reply_is_not_a_fault(tmp_path):
+    def without_room(line):
+        return {**line, "messages": [*line["messages"], {"role": "user", "content": "x" * 100}]}
+
+    run = make(tmp_path / "run", Made(line=without_room))
+    assert "advantages_misplaced" not in named(with_tokenizer(run))
+
+
 def test_a_policy_that_learned_to_be_silent_is_named(tmp_path):
     run = with_metrics(make(tmp_path / "run", Made(steps=14, line=of_silence)), rising)
     assert "settled_below_best" in named(run)

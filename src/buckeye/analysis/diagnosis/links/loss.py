@@ -231,7 +231,8 @@ def _compare_samples(
 
 def _is_other_reply(facts: DiagnosisFacts, rollout: RecordedRollout, sampled: list[int]) -> bool:
     """Return True if as many tokens as the reply has are not its text."""
-    reply = rollout.messages[-1].get("content") if rollout.messages else None
+    last = rollout.messages[-1] if rollout.messages else {}
+    reply = last.get("content") if last.get("role") == "assistant" else None  # else without room for a reply
     if facts.tokenizer is None or not isinstance(reply, str) or len(sampled) != rollout.completion_tokens:
         return False
     if "\ufffd" in reply:  # invalid bytes
