@@ -226,14 +226,11 @@ def parse_request(body: bytes, kind: type[RequestT]) -> RequestT:
 
 
 def decode_json(body: bytes) -> Any:
-    """Return the value of a JSON body. Raise `UsageError` for invalid JSON.
-
-    Half a surrogate pair, which Python's clients send for a broken text, becomes U+FFFD.
-    """
+    """Return the value of a JSON body. Raise `UsageError` for invalid JSON."""
     try:
         return msgspec.json.decode(body or b"{}")
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        if b"\\ud" in body.lower():
+        if b"\\ud" in body.lower():  # half a surrogate pair, which becomes U+FFFD
             with suppress(ValueError, RecursionError):
                 return parse_json(body.decode())
         raise InvalidRequestError(f"the body is not valid JSON: {error}") from error

@@ -75,10 +75,17 @@ def findings(steps: Sequence[StepMetrics], run: Path, *, has_ended: bool = False
 
 
 def _with_rollback_advice(found: Finding, batch_steps: Sequence[StepMetrics], run: Path) -> Finding:
-    """Add rollback advice to the finding of a policy that collapsed during training."""
-    if found.name not in _COLLAPSES or found.since <= batch_steps[0].number:
+    """Add rollback advice to the finding of a policy that collapsed during training, or lost its reward."""
+    before = [step for step in batch_steps if step.number < found.since]
+    if not before:
         return found
-    return replace(found, advice=rollback_advice(run, found.since))
+    if found.name == "none_solved" and _is_higher(before, batch_steps[len(before) :], _SURE_OF_BEST):
+        lost = f"tasks were solved before: mean reward {_reward(before):.3f} until step {before[-1].number}"
+        advice = (
+            f"{lost}; if the replies got worse: {rollback_advice(run, found.since)}; if not: {found.advice}"
+        )
+        return replace(found, advice=advice)
+    return replace(found, advice=rollback_advice(run, found.since)) if found.name in _COLLAPSES else found
 
 
 def _hindrances(batch_steps: Sequence[StepMetrics], run: Path, *, has_ended: bool) -> list[Finding]:

@@ -22,7 +22,7 @@ from buckeye.monitor.rollouts import ROLLOUTS_FOLDER, current_evaluations, curre
 log = logging.getLogger(__name__)
 
 INDEX_FILE = "index.sqlite"
-_VERSION = 3
+_VERSION = 4
 _WAIT_SECONDS = 5.0  # for another reader that is writing the index
 _FILES = "CREATE TABLE files (path TEXT PRIMARY KEY, step INT, size INT, changed INT, unreadable INT)"
 _ROLLOUTS = (
@@ -177,7 +177,8 @@ def _rows(name: str, step: int, path: Path, unreadable: list[int]) -> Iterator[t
             group = groups.setdefault(record.task_id, len(groups)) if is_eval else record.group
             number = record.rollout if record.rollout is not None else numbers[group]
             numbers[group] += not record.retried
-            prompt, reply = _prompt_and_reply(record)
+            asked, reply = _prompt_and_reply(record)
+            prompt = "\n".join(asked)
             yield (
                 *(name, begins, len(line), "eval" if is_eval else "train", step, group, number),
                 *(path.stem if is_eval else record.env, record.task_id, record.dropped, record.reward),
@@ -185,13 +186,19 @@ def _rows(name: str, step: int, path: Path, unreadable: list[int]) -> Iterator[t
                 *(record.stop_reason, record.error, record.truncated, record.cut, record.retried),
                 *(record.seconds, record.sampling_seconds),
                 *(record.turns, len(record.text), record.completion_tokens, record.oldest_version),
-                *(_hash(prompt), _hash("\0".join(record.text)) if record.text else None),
+                _hash(prompt) if _are_first(asked, record.text) else None,
+                _hash("\0".join(record.text)) if record.text else None,
                 *(_echoes(prompt, reply), record.ended),
             )
 
 
-def _prompt_and_reply(record: _Line) -> tuple[str, str]:
-    """Return the text before the first reply, and the last reply, or "" if the reply is not text."""
+def _are_first(asked: list[str], texts: list[str]) -> bool:
+    """Return True if `asked` is in the first text, and not in a later conversation of the rollout."""
+    return len(texts) < 2 or not asked or "".join(asked[-1].split()) in "".join(texts[0].split())
+
+
+def _prompt_and_reply(record: _Line) -> tuple[list[str], str]:
+    """Return the texts before the first reply, and the last reply, or "" if the reply is not text."""
     before, reply, begun = list[str](), msgspec.Raw(), False
     for message in record.messages:
         if message.role == "assistant":
@@ -199,7 +206,7 @@ def _prompt_and_reply(record: _Line) -> tuple[str, str]:
         elif not begun:
             text = _text(message.content)
             before.append(bytes(message.content).decode(errors="replace") if text is None else text)
-    return "\n".join(before), (_text(reply) or "").strip()
+    return before, (_text(reply) or "").strip()
 
 
 def _text(content: msgspec.Raw) -> str | None:

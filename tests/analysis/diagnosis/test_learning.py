@@ -90,6 +90,14 @@ def test_a_policy_that_learns_although_its_replies_are_cut_off_is_left_alone():
     assert explain_no_learning(steps(*cut), RUN) is None
 
 
+@pytest.mark.parametrize(("before", "has_lost"), [(0.4, True), (0.01, False)])
+def test_tasks_that_are_no_longer_solved_were_lost(before, has_lost):
+    none = {**EQUAL, "reward/mean": 0.0, "batch/solve_none": 1.0}
+    (finding,) = findings(steps(*[{"reward/mean": before}] * 4, none, none, none), RUN)
+    assert (finding.name, finding.since) == ("none_solved", 4)
+    assert ("--trainer.optim.lr" in finding.advice or "a tenth of" in finding.advice) == has_lost
+
+
 def test_a_collapse(wording):
     good = {"reward/mean": 0.3}
     same = {

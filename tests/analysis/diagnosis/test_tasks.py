@@ -238,3 +238,15 @@ def test_observations_after_other_calls_may_differ(tmp_path):
 
     run = make(tmp_path / "run", Made(line=change, reward=last_letter, steps=24))
     assert "unrepeatable_observations" not in named(run)
+
+
+def test_prompt_of_a_later_conversation_is_not_that_of_the_task(tmp_path):
+    """The prompt of a second conversation has the reply of the first."""
+
+    def change(line):
+        first, said = line["text"][0], line["messages"][-1]["content"]
+        second = [{"role": "user", "content": f"Is {said} right?"}, {"role": "assistant", "content": "yes"}]
+        text = [first, f"Is {said} right? yes"]
+        return {**line, "turns": 2, "turns_branched": 1, "messages": second, "text": text}
+
+    assert "mixed_groups" not in named(make(tmp_path / "run", Made(line=change)))

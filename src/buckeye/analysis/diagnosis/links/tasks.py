@@ -102,7 +102,7 @@ def drift(facts: DiagnosisFacts) -> Result:
     """
     rows = facts.query(
         "SELECT step, path, at, bytes, grp, number, env, min(number) FROM rollouts WHERE {trained} "
-        "GROUP BY step, grp ORDER BY grp, step"
+        "AND prompt IS NOT NULL GROUP BY step, grp ORDER BY grp, step"
     )
     rows = rows[:: max(1, len(rows) // _MOST_GROUPS)]
     rollouts = [facts.run.text_at(*row[1:6]) for row in rows]
