@@ -220,24 +220,32 @@ def test_only_the_order_of_starts_is_a_drift_of_tasks(tmp_path, is_sorted):
     assert ("task_drift" in named(make(tmp_path / "run", replace(FLAT, line=change)))) == is_sorted
 
 
-def test_observations_after_other_calls_may_differ(tmp_path):
-    """Calls of the model are not in the content of its messages."""
+def with_call(observe, name="open"):
+    """Return a function that adds a turn with a native call of another door in each group."""
 
     def change(line):
-        door = line["group"] + len(line["messages"][-1]["content"])
-        call = {
-            "id": "1",
-            "type": "function",
-            "function": {"name": "open", "arguments": f'{{"door": {door}}}'},
-        }
-        opens = {"role": "assistant", "content": "", "tool_calls": [call]}
-        room = {"role": "tool", "tool_call_id": "1", "content": f"room {door}"}
+        function = {"name": name, "arguments": f'{{"door": {line["group"]}}}'}
+        opens = {"role": "assistant", "content": "", "tool_calls": [{"id": "1", "function": function}]}
+        room = {"role": "tool", "tool_call_id": "1", "content": observe(line["group"])}
         asked, said = line["messages"]
-        text = f"{asked['content']} {call} {room['content']} {said['content']}"
+        text = f"{asked['content']} {function} {room['content']} {said['content']}"
         return {**line, "turns": 2, "messages": [asked, opens, room, said], "text": [text]}
 
+    return change
+
+
+def test_observations_after_other_calls_may_differ(tmp_path):
+    """Calls of the model are not in the content of its messages."""
+    change = with_call(lambda door: f"room {door}")
     run = make(tmp_path / "run", Made(line=change, reward=last_letter, steps=24))
     assert "unrepeatable_observations" not in named(run)
+
+
+@pytest.mark.parametrize("name", ["open", ""])
+def test_errors_after_malformed_calls_are_expected(tmp_path, name):
+    change = with_call(lambda door: "error: nothing happens", name)
+    run = make(tmp_path / "run", Made(line=change, reward=last_letter, steps=24))
+    assert ("failing_observations" in named(run)) == bool(name)
 
 
 def test_prompt_of_a_later_conversation_is_not_that_of_the_task(tmp_path):

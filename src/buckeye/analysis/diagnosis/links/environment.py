@@ -224,9 +224,9 @@ def failing_observations(facts: DiagnosisFacts) -> Result:
     for _, rollout in _first_of_turns(facts, 2):
         for before, message in pairwise(rollout.messages):
             if before.get("role") == "assistant" and message.get("role") != "assistant":
-                text = str(message.get("content"))
-                invalid += _INVALID.search(text) is not None
-                answers[message_text(before).strip()].append(_ERROR.match(text) is not None)
+                action, text = message_text(before).strip(), str(message.get("content"))
+                invalid += _INVALID.search(text) is not None or '"name": ""' in action  # a malformed call
+                answers[action].append(_ERROR.match(text) is not None)
     count, errors = sum(map(len, answers.values())), sum(map(sum, answers.values()))
     sometimes = sum(sum(found) for found in answers.values() if not all(found))
     measured = (
