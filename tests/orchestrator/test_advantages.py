@@ -202,6 +202,10 @@ def infinite(group):
 
 def raises(group):
     return group["reward"]
+
+
+async def waits(group):
+    return [0.0 for _ in group]
 """
 
 
@@ -232,7 +236,11 @@ def test_custom_advantage_failure_names_the_task(own, name, refusal):
 
 @pytest.mark.parametrize(
     ("name", "kwargs", "message"),
-    [("absent", {}, "has no function 'absent'"), ("best", {"size": 1}, "cannot be called with one argument")],
+    [
+        ("absent", {}, "has no function 'absent'"),
+        ("waits", {}, "is an `async def`"),
+        ("best", {"size": 1}, "cannot be called with one argument"),
+    ],
 )
 def test_missing_custom_advantage_is_refused_before_the_run(own, name, kwargs, message):
     with pytest.raises(UsageError, match=f"orchestrator.advantage.import_path.*{message}"):

@@ -142,6 +142,8 @@ def test_samples_beyond_the_limit_of_rotary_positions_are_reported(tiny_model, t
 def test_trainer_warnings_are_empty_for_valid_settings(tiny_model, tmp_path):
     (tmp_path / "loss.py").write_text("from math import sqrt as f\n")
     assert warned(f"{CUSTOM} {tmp_path}/loss.py:f") == []
+    (tmp_path / "loss.py").write_text("async def g(inputs): ...\n")
+    assert "`async def`" in warned(f"{CUSTOM} {tmp_path}/loss.py:g")[0]
     assert warned(f"{CUSTOM} json.decoder:scanstring") == []
     words = f"--trainer.loss.kl-coef 0.1 --trainer.loss.reference-model {tiny_model}"
     assert warned(words, tiny_model) == []

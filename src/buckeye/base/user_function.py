@@ -62,6 +62,8 @@ def find_missing_function(import_path: str) -> str | None:
     names = {node.id for node in ast.walk(parsed) if isinstance(node, ast.Name)}
     names |= {node.asname or node.name for node in ast.walk(parsed) if isinstance(node, ast.alias)}
     names |= {node.name for node in ast.walk(parsed) if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    if name in {node.name for node in ast.walk(parsed) if isinstance(node, ast.AsyncFunctionDef)} - names:
+        return f"{source}: {name!r} is an `async def`, and must be a plain function"
     return None if names & {name, "*", "__getattr__"} else f"{source} has no function {name!r}"
 
 
@@ -81,6 +83,9 @@ def _load_function(import_path: str) -> Callable[..., Any]:
     if not callable(function):
         message, hint = f"{source} has no function {name!r}", "name a function that the module defines"
         raise UsageError(message, code="BK-CONFIG-VALUE", hint=hint)
+    if inspect.iscoroutinefunction(function):
+        message = f"{source}: {name!r} is an `async def`"
+        raise UsageError(message, code="BK-CONFIG-VALUE", hint="write it as a plain function")
     return function  # type: ignore[no-any-return]
 
 
