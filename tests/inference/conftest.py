@@ -16,6 +16,7 @@ import httpx
 import pytest
 import torch
 
+from buckeye.base.http_server import listen
 from buckeye.config.inference import InferenceConfig
 from buckeye.inference.access import access_rules
 from buckeye.inference.client import InferenceClient, SamplingParams
@@ -319,7 +320,8 @@ class LocalServer:
 
     def _serve(self, config: InferenceConfig) -> None:
         with access_rules(config) as rules:
-            server_module._run(config, None, rules)
+            listener = listen("127.0.0.1", config.server.port, change="")
+            server_module._run(config, None, rules, listener)
 
     http = Server.http
 

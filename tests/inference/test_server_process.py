@@ -11,6 +11,7 @@ import httpx
 import psutil
 import pytest
 
+from buckeye.base.keys import generated_key, local_key
 from buckeye.errors import RunError
 from buckeye.inference.engine.decoder import Decoder
 from buckeye.inference.server import server as server_module
@@ -175,6 +176,18 @@ def test_server_that_cannot_start_prints_one_error(qwen3, tmp_path, config, code
     assert done.returncode == code
     said = (done.stdout + done.stderr).splitlines()
     assert [line for line in said if " INFO " not in line] == wording
+
+
+def test_failed_start_on_a_busy_port_keeps_the_key_of_the_running_server(qwen3, tmp_path):
+    with socket.socket() as occupant:
+        occupant.bind(("127.0.0.1", 0))
+        occupant.listen()
+        port = occupant.getsockname()[1]
+        with generated_key(KEY_VARIABLE, port) as key:
+            flags = ("--server.port", port, "--server.api-key-var", KEY_VARIABLE, "--output-dir", tmp_path)
+            done = run_here("serve", "--model.name", qwen3.directory, *flags, cwd=tmp_path)
+            assert "BK-PORT-TAKEN" in done.stderr
+            assert local_key(KEY_VARIABLE, f"http://127.0.0.1:{port}") == key
 
 
 @pytest.mark.e2e

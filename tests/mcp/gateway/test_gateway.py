@@ -373,6 +373,16 @@ def test_environment_that_does_not_start_is_error_with_reason(tmp_path, behaviou
         running.until(lambda: running.status()["running"] == 0, "it is still there")
 
 
+def test_session_that_does_not_start_is_logged_once(tmp_path):
+    (tmp_path / "script.sh").write_text("exit 3\n")
+    files = str(tmp_path / "script.sh")
+    with gateway(tmp_path, "--command", scripted(), "--files", files) as running:
+        Client(running.url).error(502)
+        (line,) = [line for line in running.log().splitlines() if "script.sh failed" in line]
+        assert "Session not started" in line
+        assert "WARNING" not in running.log()
+
+
 def test_environment_that_floods_is_ended(served, wording):
     client = Client(served.url).open()
     assert client.error(502, request("tools/call", {"name": "flood"})) == wording

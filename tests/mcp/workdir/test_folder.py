@@ -258,9 +258,15 @@ def script(folder):
     return folder.parent / "spoilt.sh"
 
 
+def pipe(folder):
+    os.mkfifo(folder / "pipe")
+    return folder / "pipe"
+
+
 SPOILT_FILES = {
     "link out": (lambda folder: (folder / "out").symlink_to("/etc/passwd"), "to /etc/passwd"),
     "pipe": (lambda folder: os.mkfifo(folder / "pipe"), "neither a file"),
+    "only a pipe": (pipe, "neither a file"),
     "large": (lambda folder: (folder / "large").write_bytes(b"x" * 5000) and None, "4,096 bytes"),
     "zip out": (lambda folder: zipped(folder, "../out"), "outside of the archive"),
     "zip link": (lambda folder: zipped(folder, mode=0o120777), "is a link"),

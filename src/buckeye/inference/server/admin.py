@@ -391,7 +391,7 @@ def _weights_folder(service: Service, path: str) -> Path:
     try:
         return data_folder(Path(path), service.weights_dir)
     except (OSError, ValueError) as error:
-        hint = "set inference.weights_dir to the folder with the weights"
+        hint = "start the server with the folder of the weights as `weights_dir`"
         raise InvalidRequestError(str(error), hint=hint) from None
 
 

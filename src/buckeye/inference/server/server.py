@@ -63,13 +63,14 @@ def run_inference(config: InferenceConfig, *, adapter: Path | None = None) -> No
     setup_logging(config.log.level, f"inference {config.server.port}", log_file)
     _on_stop_signal(lambda: sys.exit(0))
     log.info("Starting inference server")
-    with access_rules(config) as rules:
-        _run(config, adapter, rules)
-
-
-def _run(config: InferenceConfig, adapter: Path | None, rules: AccessRules) -> None:
     change = "Choose another port with --server.port, or for `rl` with --inference.server.port."
-    listener = listen(rules.host, config.server.port, change=change)
+    # before `access_rules`, which writes a key under the number of the port
+    listener = listen(config.server.host or "127.0.0.1", config.server.port, change=change)
+    with access_rules(config) as rules:
+        _run(config, adapter, rules, listener)
+
+
+def _run(config: InferenceConfig, adapter: Path | None, rules: AccessRules, listener: socket.socket) -> None:
     directory = model_directory(config.model.name)
     vllm = _select_vllm(config, adapter)
     if vllm is not None:

@@ -54,7 +54,10 @@ class Gateway:
                 raise _stopping_error()
         except BaseException as error:
             self._slots.release()
-            raise _to_gateway_error(error) from None
+            refusal = _to_gateway_error(error)
+            if isinstance(refusal, GatewayError):
+                log.info("Session not started: %s", refusal)
+            raise refusal from None
         session = GatewaySession(environment, launch_request, self._on_end)
         self._sessions[session.id] = session
         self._started += 1

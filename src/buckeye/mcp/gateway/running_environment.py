@@ -64,7 +64,8 @@ async def clean_up(launch: LaunchSpec | None, root: Path) -> None:
             if launch is not None and launch.on_exit is not None:
                 await launch.on_exit()
         finally:
-            await finish_in_thread(remove_tree, root)
+            with contextlib.suppress(FileNotFoundError):  # a failed start has removed it
+                await finish_in_thread(remove_tree, root)
     except Exception as error:
         log.warning("Cannot clean up %s: %s", root, error)
 

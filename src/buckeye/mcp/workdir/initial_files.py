@@ -78,6 +78,8 @@ def prepare_files(files: str, folder: Path, limit: SizeLimit) -> None:
     source = Path(files)
     if not source.exists():
         raise UsageError(f"file or folder not found: {source}", code="BK-FILE-NOT-FOUND", at="files")
+    if not source.is_dir() and not source.is_file():
+        raise _special_file_error(source)
     try:
         if source.is_dir():
             copy_tree(source, folder, limit)
@@ -139,11 +141,15 @@ def copy_tree(source: Path, to: Path, limit: SizeLimit) -> int:
         elif stat.S_ISREG(mode):
             total += _copy_file(path, target)
         else:
-            raise _error(f"{path} is neither a file nor a folder", "remove it")
+            raise _special_file_error(path)
         limit.check(source, total, entries)
     for path in reversed([path for path in _walk(source) if path.is_dir() and not path.is_symlink()]):
         shutil.copystat(path, to / path.relative_to(source))
     return total
+
+
+def _special_file_error(path: Path) -> UsageError:
+    return _error(f"{path} is neither a file nor a folder", "remove it")
 
 
 def _walk(folder: Path) -> Iterator[Path]:
