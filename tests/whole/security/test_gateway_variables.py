@@ -36,7 +36,7 @@ def test_a_client_sets_what_was_named_and_nothing_else(tmp_path):
     with gateway(tmp_path, "--command", scripted()) as running:
         for name in ("LD-PRELOAD", "PYTHONPATH", "Other"):
             client = Client(running.url, **{f"Env-{name}": str(tmp_path / "evil.so")})
-            assert "--variable" in client.error(403)
+            assert ("--variable" in client.error(403)) == (name == "Other")
         environment = Client(running.url, **{"Env-Seed": "3"}).open().call("environment")
         assert environment["SEED"] == "3"
         assert not {"LD_PRELOAD", "PYTHONPATH", "OTHER"} & set(environment)
