@@ -71,6 +71,24 @@ def test_a_run_elsewhere_is_stopped_from_here(tmp_path, model):
         assert [pid for pid in processes_of(host.folder) if b"buckeye" in cmdline(pid)] == []
 
 
+def test_resume_after_a_killed_command_continues_from_the_newest_remote_checkpoint(tmp_path, model):
+    laptop = Laptop(tmp_path / "laptop", model, steps=2000)
+    with sshd(tmp_path / "host") as host:
+        words = ("--provider", "ssh", "--host", host.address, "--identity-file", host.key)
+        running = laptop.start(*words)
+        wait_for(lambda: "Step 1/" in laptop.said(), laptop.said)
+        running.kill()
+        running.wait()
+        (job,) = (host.home / ".buckeye/jobs").iterdir()
+        wait_for(lambda: "Step 40/" in (job / "log").read_text(), laptop.said)
+        resumed = laptop.start("--resume", *words)
+        wait_for(lambda: "Resuming from the checkpoint of step" in laptop.said(), laptop.said)
+        assert (job / "rc").read_text() == "130"
+        assert list_checkpoints(laptop.output / "checkpoints")[-1].step >= 40
+        resumed.send_signal(signal.SIGINT)
+        assert resumed.wait() == 130
+
+
 def test_a_pod_that_is_taken_away_and_another_one(tmp_path, model, town):
     laptop = Laptop(tmp_path / "laptop", model, steps=40)
     running = laptop.start(*town.words, **town.environment)

@@ -9,7 +9,7 @@ import pytest
 
 from buckeye.errors import RemoteError, RunError
 from buckeye.remote import control
-from buckeye.remote.control import RemoteRunRecorder, stop_remote
+from buckeye.remote.control import RemoteRunRecorder, stop_left_job, stop_remote
 from buckeye.run_files.directory import check_unused, lock_directory
 from buckeye.run_files.known_runs import RemoteJob, register_run
 from tests.remote.laptop import Laptop, wait_for
@@ -100,6 +100,19 @@ def test_a_host_that_does_not_answer_is_told_within_seconds(tmp_path, monkeypatc
     with refusal(RemoteError):
         stop_remote(output, now=False, timeout=None, tell=told.append)
     assert told[0] == wording
+
+
+def test_resume_only_warns_of_a_host_that_does_not_answer(tmp_path, monkeypatch):
+    monkeypatch.setattr(control, "_REACH_SECONDS", 0.5)
+    output = made_run(tmp_path / "far", state="running", host="pod-1")
+    made = RemoteRunRecorder(output, "aaaa1111", lambda _: None)
+    made.update(state="running", job=job_at(NOWHERE, tmp_path))
+    told = []
+    assert not stop_left_job(output, tell=told.append)
+    assert "nothing was stopped" in told[-1]
+    made.update(state="over")
+    assert not stop_left_job(output, tell=told.append)
+    assert len(told) == 2
 
 
 def test_a_stop_names_a_run_whose_process_is_unknown(tmp_path):

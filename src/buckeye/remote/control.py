@@ -96,6 +96,21 @@ def stop_remote(
     return StopResult(state=state, was_running=was_running, checkpoint_step=newest_step(output_dir))
 
 
+def stop_left_job(output_dir: Path, *, tell: Callable[[str], None]) -> bool:
+    """Before a resume, stop a remote job whose local command was killed, and download its checkpoint.
+
+    Return True if a job was stopped. Only report a machine that does not respond.
+    """
+    remote_run = read_remote_run(output_dir)
+    if remote_run is None or remote_run.state != "running" or is_in_use(output_dir):
+        return False
+    try:
+        return stop_remote(output_dir, now=False, timeout=None, tell=tell).was_running
+    except RemoteError as error:
+        tell(f"warning: {error}")
+        return False
+
+
 def _stop_by_supervisor(output_dir: Path, *, now: bool, timeout: float, tell: Callable[[str], None]) -> None:
     """Signal the supervising process, and wait until it has ended.
 

@@ -34,7 +34,7 @@ from buckeye.remote import job as jobs
 from buckeye.remote.base import RemoteRequest
 from buckeye.remote.bootstrap import Software, bootstrap
 from buckeye.remote.connection import SshConnection, check_identity_file
-from buckeye.remote.control import RemoteRunRecorder
+from buckeye.remote.control import RemoteRunRecorder, stop_left_job
 from buckeye.remote.follow import REMOTE_LOG, Follower
 from buckeye.remote.project import Project, read_project
 from buckeye.remote.providers.prime import PrimeProvider
@@ -89,6 +89,8 @@ def run_remote(
     else:
         host_target(request.host)
     project = read_project(config_path, resume=resume)
+    if resume and stop_left_job(project.output_dir, tell=_tell):
+        project = read_project(config_path, resume=True)  # with the downloaded checkpoint
     check_single_node(project.config.cluster, hosts=len(request.host) or 1)
     minutes = dead_man_minutes()
     with lock_directory(project.output_dir):
