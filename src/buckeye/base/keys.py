@@ -139,8 +139,19 @@ def set_key(name: str, value: str) -> Path:
         lines = [line for i, line in enumerate(lines) if i not in indices[1:]]
     else:
         lines.append(new_line)
-    write_file(path, "\n".join(lines) + "\n", mode=0o600)
+    text = "\n".join(lines) + "\n"
+    if path.is_file():
+        _rewrite(path, text.encode())
+    else:
+        write_file(path, text, mode=0o600)
     return path
+
+
+def make_hideable() -> None:
+    """Create missing files for keys in `home_folder()`, because a sandbox hides only files that exist."""
+    with contextlib.suppress(OSError):
+        generated_keys_folder().mkdir(parents=True, exist_ok=True, mode=0o700)
+        (home_folder() / ENV_FILE).touch(mode=0o600)
 
 
 @contextlib.contextmanager
@@ -231,6 +242,16 @@ def _key_state(name: str, files: Mapping[Path, Mapping[str, str]]) -> KeyState:
         if values.get(name):
             return KeyState(name, purpose, str(path), masked(values[name]))
     return KeyState(name, purpose, None, None)
+
+
+def _rewrite(path: Path, data: bytes) -> None:
+    """Replace the content of a file. A new file in its place would be visible in running sandboxes."""
+    with path.open("r+b", buffering=0) as file:
+        os.fchmod(file.fileno(), 0o600)
+        os.posix_fallocate(file.fileno(), 0, len(data))  # a full disk is an error before any change
+        file.write(data.ljust(os.fstat(file.fileno()).st_size, b"\n"))
+        file.truncate(len(data))
+        os.fsync(file.fileno())
 
 
 def _name_in(line: str) -> str | None:

@@ -14,6 +14,7 @@ import pytest
 from tests.mcp.gateway.client import Client, gateway, request, scripted
 from tests.mcp.gateway.test_gateway import HAS_NAMESPACES
 
+from buckeye.base.keys import generated_key, generated_key_file, set_key
 from buckeye.mcp.sandbox.confine_command import (
     CONFINE_SCRIPT,
     SandboxSupport,
@@ -113,6 +114,21 @@ def test_the_keys_of_the_user_are_not_read(tmp_path, monkeypatch):
     assert "hidden" not in printed, said
     assert len(printed.splitlines()) == 3
     assert (home / ".env").read_text() == "HF_TOKEN=hidden\n"
+
+
+@with_walls
+def test_a_key_that_is_set_during_a_session_is_not_read(tmp_path, monkeypatch):
+    with gateway(tmp_path, "--command", scripted()) as running:
+        client = Client(running.url).open()
+        monkeypatch.setenv("BUCKEYE_HOME", str(tmp_path / ".buckeye"))
+        for value in ("hf_first", "hf_second_and_longer", "hf"):
+            path = set_key("HF_TOKEN", value)
+            assert client.call("read", path=str(path)) == ""
+        assert path.read_text() == "HF_TOKEN=hf\n"
+        with generated_key("BUCKEYE_INFERENCE_KEY", 8000) as key:
+            path = generated_key_file("BUCKEYE_INFERENCE_KEY", 8000)
+            answer = client.post(request("tools/call", {"name": "read", "arguments": {"path": str(path)}}))
+            assert key not in answer.text
 
 
 def test_a_session_whose_folder_grows_too_large_is_ended(tmp_path, wording):

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from buckeye.base import heartbeat
 from buckeye.base.http_server import http_server, listen
-from buckeye.base.keys import generated_key, generated_key_file
+from buckeye.base.keys import generated_key, generated_key_file, make_hideable
 from buckeye.mcp.gateway.app import create_app
 from buckeye.mcp.gateway.gateway import Gateway
 from buckeye.mcp.gateway.process_folder import is_in_use, open_process_folder
@@ -45,6 +45,7 @@ def run_gateway(
     `files`, which is a file or a folder.
     """
     listener = listen(settings.host, settings.port, change="Choose a --port.")
+    make_hideable()
     with contextlib.ExitStack() as stack:
         if settings.api_key is None and not settings.no_key:
             port = listener.getsockname()[1]
