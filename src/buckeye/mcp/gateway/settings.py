@@ -127,12 +127,8 @@ def read_launch_request(headers: Mapping[str, str], settings: GatewaySettings) -
         if not _VARIABLE_NAME.fullmatch(name) or "\0" in value:
             raise GatewayError(400, "variable", f"The header {header} is not a variable: write `Env-NAME`")
         if name not in settings.variables:
-            remedy = (
-                "remove this header"
-                if decides_what_runs(name)
-                else f"start the gateway with `--variable {name}`"
-            )
-            message = f"Clients may not set {name}: {remedy}"
+            remedy = "" if decides_what_runs(name) else f": start the gateway with `--variable {name}`"
+            message = f"Clients may not set {name}{remedy}"
             raise GatewayError(403, "variable", message)
         variables[name] = value
     if len(variables) > _MAX_VARIABLES:
