@@ -98,7 +98,11 @@ def write_and_try_config(prepared: PreparedConfig, *, try_all: bool) -> TrialRes
 
     path = prepared.path
     try:
-        if prepared.files is not None and not prepared.files.exists():
+        if prepared.files is not None and prepared.files.exists():
+            typer.echo(
+                f"note: {prepared.files} exists and was not replaced; delete it to copy the files again"
+            )
+        elif prepared.files is not None:
             write_directory(prepared.files, functools.partial(_copy_files, prepared.source))
         write_file(path, prepared.generated.text)
     except (PermissionError, NotADirectoryError, FileExistsError) as error:

@@ -97,10 +97,7 @@ def stop_remote(
 
 
 def stop_left_job(output_dir: Path, *, tell: Callable[[str], None]) -> bool:
-    """Before a resume, stop a remote job whose local command was killed, and download its checkpoint.
-
-    Return True if a job was stopped. Only report a machine that does not respond.
-    """
+    """Stop the remote job that a killed command has left. Return True if its files are downloaded."""
     remote_run = read_remote_run(output_dir)
     if remote_run is None or remote_run.state != "running" or is_in_use(output_dir):
         return False

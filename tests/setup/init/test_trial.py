@@ -112,6 +112,10 @@ def test_tools_act_on_a_copy_of_the_users_files(place):
     assert config.job.metadata["server"]["args"] == [str(program), "{workdir}/project"]
     left = [path for path in (place / "cache").rglob("*") if not path.is_dir() and path.name != ".lock"]
     assert left == []
+    (project / "a.txt").write_text("changed")
+    again = run_alone(place, "--command", f"{sys.executable} {program} {project}", "--force")
+    assert "tool_server-files exists and was not replaced" in again.stdout
+    assert (copy / "a.txt").read_text() == "hello"
 
 
 def test_copy_leaves_out_keys_git_hooks_and_external_links(place, tmp_path, wording):
