@@ -140,9 +140,9 @@ def set_key(name: str, value: str) -> Path:
     else:
         lines.append(new_line)
     text = "\n".join(lines) + "\n"
-    if path.is_file():
+    try:
         _rewrite(path, text.encode())
-    else:
+    except (FileNotFoundError, PermissionError):
         write_file(path, text, mode=0o600)
     return path
 
