@@ -11,6 +11,7 @@ import fcntl
 import os
 import re
 import secrets
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -140,9 +141,9 @@ def set_key(name: str, value: str) -> Path:
     else:
         lines.append(new_line)
     text = "\n".join(lines) + "\n"
-    try:
+    if sys.platform == "linux" and os.access(path, os.W_OK):
         _rewrite(path, text.encode())
-    except (FileNotFoundError, PermissionError):
+    else:
         write_file(path, text, mode=0o600)
     return path
 
