@@ -8,8 +8,9 @@ from contextlib import closing
 
 import pytest
 
+from buckeye.base.http_server import listen
 from buckeye.base.storage import private_folder
-from buckeye.errors import RunError, UsageError
+from buckeye.errors import PortTakenError, RunError, UsageError
 from buckeye.launch.preflight.ports import Ports, is_free
 
 
@@ -113,3 +114,12 @@ def test_private_folder_has_mode_0700(tmp_path, monkeypatch):
     (tmp_path / f"buckeye-{os.getuid()}").mkdir(mode=0o777)
     folder = private_folder("ports")
     assert [path.stat().st_mode & 0o777 for path in (folder, folder.parent)] == [0o700, 0o700]
+
+
+def test_listening_at_a_host_of_another_machine_advises_another_host():
+    with pytest.raises(PortTakenError) as caught:
+        listen("192.0.2.1", 0, change="Choose a --port.")
+    assert "127.0.0.1" in caught.value.hint
+    with closing(listen("127.0.0.1", 0, change="")) as taken, pytest.raises(PortTakenError) as caught:
+        listen("127.0.0.1", taken.getsockname()[1], change="Choose a --port.")
+    assert caught.value.hint == "Choose a --port"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import resource
@@ -39,10 +40,10 @@ def listen(host: str, port: int, *, change: str) -> socket.socket:
         listener.listen(_QUEUE_LENGTH)
     except (OSError, OverflowError) as error:
         listener.close()
-        reason = getattr(error, "strerror", None) or error
-        raise PortTakenError(
-            f"cannot listen on {host}:{port}: {reason}", hint=change.removesuffix(".") or None
-        ) from error
+        reason, hint = getattr(error, "strerror", None) or error, change.removesuffix(".") or None
+        if isinstance(error, socket.gaierror) or getattr(error, "errno", None) == errno.EADDRNOTAVAIL:
+            hint = "set the host to an address of this machine, such as 127.0.0.1"
+        raise PortTakenError(f"cannot listen on {host}:{port}: {reason}", hint=hint) from error
     return listener
 
 
