@@ -18,6 +18,7 @@ from buckeye.trainer.output.background_thread import BackgroundThread
 from buckeye.trainer.output.broadcast import Broadcaster
 from buckeye.trainer.output.stored_weights import StoredWeights, read_stored_weights
 from buckeye.trainer.rl import run_trainer
+from buckeye.transport.broadcast_group import BroadcastGroup
 from buckeye.transport.checkpoint import resolve_checkpoint, trainer_state_directory
 from buckeye.transport.weights import make_manifest, verify_weights
 from buckeye.transport.weights_offer import (
@@ -26,6 +27,7 @@ from buckeye.transport.weights_offer import (
     accepted_group,
     find_offer,
     offer_weights,
+    store_path,
     withdraw_offer,
 )
 from tests.trainer.rl_runs import put, records
@@ -199,6 +201,26 @@ def test_transport_is_chosen_once(
             broadcaster.choose(stored, 60.0 if level else 0.0)
     assert broadcaster.is_used is is_offered
     assert [record.levelname for record in caplog.records] == ([] if level is None else [level])
+
+
+def test_auto_uses_files_if_engines_on_other_machines_would_wait_longer(tmp_path, caplog, monkeypatch):
+    """Shared memory would be faster than files, and a broadcast is not."""
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    stored, me = StoredWeights(), RunIdentity(run_id="a", attempt=1)
+    stored.add_file("model.safetensors", 5000, pinned=False)[:] = 7
+    broadcaster = Broadcaster(tmp_path, "auto", has_adapter=False)
+    broadcaster.choose(stored, 0.3)
+    assert broadcaster.is_used
+    broadcaster.offer(make_manifest(1, stored.digests(), identity=me, dtype="float32"), stored)
+    offer = find_offer(tmp_path, identity=me)
+    assert accept_offer(tmp_path, offer, AcceptedGroup(size=2, loopback=False))
+    with caplog.at_level("INFO"):
+        group = BroadcastGroup(store_path(tmp_path, offer.store), 1, 2, loopback=False, seconds=30)
+        assert group.receive(offer.sizes, {}, copies=True)["model.safetensors"].sum() == 35_000
+        group.finish()
+        broadcaster.finish()
+    assert not broadcaster.is_used
+    assert [record.levelname for record in caplog.records] == ["INFO"]
 
 
 def test_offer_is_accepted_or_withdrawn(tmp_path):

@@ -37,4 +37,5 @@ def test_digest_of_a_large_file_is_that_of_its_parts(tmp_path_factory, contents,
         parts = [[c[i : i + part] for i in range(0, max(len(c), 1), part)] for c in contents]
         expected = [sha256(p[0]) if len(p) == 1 else sha256(b"".join(map(sha256, p))) for p in parts]
         assert digest_files(paths) == [digest.hex() for digest in expected]
-        assert digest_contents(map(memoryview, contents)) == [digest.hex() for digest in expected]
+        by_name = {path.name: memoryview(content) for path, content in zip(paths, contents, strict=True)}
+        assert list(digest_contents(by_name).values()) == [digest.hex() for digest in expected]

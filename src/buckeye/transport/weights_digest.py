@@ -8,7 +8,7 @@ environment.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -25,11 +25,12 @@ def digest_files(paths: Iterable[Path]) -> list[str]:
     )
 
 
-def digest_contents(contents: Iterable[memoryview]) -> list[str]:
-    """Return the digest of each content of a file, in hexadecimal."""
-    return _digests(
-        [[partial(_sha256, content[part]) for part in _parts(content.nbytes)] for content in contents]
-    )
+def digest_contents(contents: Mapping[str, memoryview]) -> dict[str, str]:
+    """Return the digest of each content of a file, in hexadecimal, by name."""
+    parts = [
+        [partial(_sha256, content[part]) for part in _parts(content.nbytes)] for content in contents.values()
+    ]
+    return dict(zip(contents, _digests(parts), strict=True))
 
 
 def _parts(size: int) -> list[slice]:

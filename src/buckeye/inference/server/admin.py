@@ -371,8 +371,7 @@ def _receive_weights(
         group = BroadcastGroup(store, info.rank, info.size, loopback=info.loopback, seconds=info.seconds)
         fault_point("broadcast.receive")
         files = group.receive(info.sizes, info.shared, copies=weights.device.type == "cpu")
-        received = digest_contents(memoryview(file.numpy()) for file in files.values())
-        if dict(zip(files, received, strict=True)) != digests:
+        if digest_contents({name: memoryview(file.numpy()) for name, file in files.items()}) != digests:
             raise ValueError("their digest differs from the published one")
         tensors = [tensor for file in files.values() for tensor in split_safetensors(file).items()]
         checkpoint = ReceivedCheckpoint(path, dict(tensors))

@@ -49,8 +49,7 @@ class StoredWeights:
 
     def digests(self) -> dict[str, str]:
         """Return the digests of the safetensors files, by name."""
-        contents = (memoryview(file.numpy()) for file in self.files.values())
-        return dict(zip(self.files, digest_contents(contents), strict=True))
+        return digest_contents({name: memoryview(file.numpy()) for name, file in self.files.items()})
 
     def write(self, directory: Path, digests: Mapping[str, str] | None = None) -> Mapping[str, str]:
         """Write all files. Return the digests of the safetensors files, which may be known as `digests`."""

@@ -211,9 +211,8 @@ class Reception:
                 digests = info["manifest"]["files"]
                 files = group.receive(info["sizes"], info["shared"], copies=True)
                 group.finish()
-                contents = (memoryview(file.numpy()) for file in files.values())
-                received = dict(zip(files, _weights_digest.digest_contents(contents), strict=True))
-                if received != digests:
+                contents = {name: memoryview(file.numpy()) for name, file in files.items()}
+                if _weights_digest.digest_contents(contents) != digests:
                     raise ValueError("the digest of the received weights differs from the published one")
                 tensors = [
                     pair
